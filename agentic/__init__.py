@@ -1,0 +1,1 @@
+"""Agentic Transformer: offline training and in-context evaluation on chains of trajectories."""

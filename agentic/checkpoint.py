@@ -1,0 +1,107 @@
+"""Checkpoints: one versioned dict of plain types and tensors, written whole or not at all.
+
+Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (quantiles, sources),
+model, optimizer, torch_rng, best (the best rollout so far, or None). The order of the data needs
+no state of its own: `ChainSampler` is a pure function of seed and step.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentic.config import build
+from agentic.episodes import write_atomically
+from agentic.model import AgenticTransformer, ModelSpec
+
+FORMAT = "agentic-transformer"
+VERSION = 1
+BEST = "best.pt"
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Writes `state` with its format and version."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "version": VERSION, **state}, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU; never unpickles anything but plain types and tensors.
+
+    Raises:
+        ValueError: no such file, not a checkpoint, or one of another version.
+    """
+    if not path.is_file():
+        raise ValueError(f"checkpoint: got {path}, expected a checkpoint file")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"checkpoint: {path} cannot be read ({reason})") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"checkpoint: {path} is not a checkpoint of this software")
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"checkpoint: {path} has version {state.get('version')}, expected {VERSION}"
+        )
+    return state
+
+
+def step_path(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of an optimiser step lies."""
+    return run_dir / "checkpoints" / f"step_{step:09d}.pt"
+
+
+def step_files(run_dir: Path) -> list[Path]:
+    """The run's resumable checkpoints, oldest first."""
+    return sorted((run_dir / "checkpoints").glob("step_*.pt"))
+
+
+def newest(run_dir: Path) -> Path:
+    """The checkpoint to resume from.
+
+    Raises:
+        ValueError: the run has none.
+    """
+    files = step_files(run_dir)
+    if not files:
+        raise ValueError(f"resume: got {run_dir}, expected a run with checkpoints/step_*.pt")
+    return files[-1]
+
+
+def find(place: Path) -> Path:
+    """A file as it is; of a run directory the best checkpoint, else the newest.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not place.is_dir():
+        return place
+    best = place / "checkpoints" / BEST
+    if best.is_file():
+        return best
+    files = step_files(place)
+    if not files:
+        raise ValueError(
+            f"checkpoint: got {place}, expected a checkpoint file or a run directory with "
+            f"checkpoints/{BEST} or checkpoints/step_*.pt"
+        )
+    return files[-1]
+
+
+def restore_model(state: dict[str, Any], device: torch.device) -> AgenticTransformer:
+    """The model of a checkpoint, in evaluation mode.
+
+    Raises:
+        ValueError: the parameters do not fit the specification beside them.
+    """
+    model = AgenticTransformer(build(ModelSpec, state["spec"], "checkpoint.spec"))
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"checkpoint: parameters of another size ({reason})") from error
+    return model.to(device).eval()

@@ -1,0 +1,52 @@
+"""agentic-collect: exploration episodes of a task's domain, in ExoRL's files."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentic.collector import collect, print_worth
+from agentic.config import CollectConfig, TaskConfig, build
+from agentic.entry import run
+from agentic.episodes import buffer_dir
+from envs import expand
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectCommand:
+    """Everything that `agentic-collect` is told; the task's own recipe is the default."""
+
+    task: TaskConfig
+    recipe: str
+    reward_task: str
+    episodes: int
+    seconds: float
+    workers: int
+    data_dir: str
+    seed: int
+
+
+def command(values: dict[str, Any]) -> None:
+    """Collects, and shows what the data are worth."""
+    asked = build(CollectCommand, values)
+    limits = {name: asdict(asked)[name] for name in CollectConfig.__dataclass_fields__}
+    config = CollectConfig(**limits)
+    (spec,) = expand(config.reward_task)
+    console = Console()
+    console.print(
+        f"{config.recipe} on {spec.name} into "
+        f"{buffer_dir(Path(asked.data_dir), spec.domain, config.recipe)}, "
+        f"until {config.episodes} episodes or {config.seconds:.0f} seconds"
+    )
+    returns = collect(config, Path(asked.data_dir), asked.seed)
+    print_worth(returns, console)
+
+
+def main() -> None:
+    """The console script."""
+    run("agentic-collect", "collect", command)
+
+
+if __name__ == "__main__":
+    main()

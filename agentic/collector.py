@@ -1,0 +1,152 @@
+"""Collection: a recipe's episodes into ExoRL's files, with a bar that says what they are worth."""
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from agentic.config import CollectConfig
+from agentic.episodes import (
+    FILE_NAME,
+    buffer_dir,
+    episode_files,
+    write_atomically,
+    write_episode,
+)
+from agentic.explore import RECIPES, stream
+from agentic.store import QUANTILES, relabel
+from envs import TaskSpec, domain_tasks, expand
+
+
+def record_path(data_dir: Path, domain: str, recipe: str) -> Path:
+    """The note beside a buffer that says how it was collected, and whether that was finished."""
+    return buffer_dir(data_dir, domain, recipe).parent / "collect.json"
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The note, None where there is none (a download).
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        return {
+            "finished": bool(record["finished"]),
+            "sessions": int(record["sessions"]),
+            "seconds": float(record["seconds"]),
+        }
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data_dir: {path} is damaged ({error}); delete it to go on") from error
+
+
+def unfinished(config: CollectConfig, data_dir: Path) -> bool:
+    """Whether the recipe's folder holds no episodes yet, or an interrupted collection."""
+    (spec,) = expand(config.reward_task)
+    record = read_record(record_path(data_dir, spec.domain, config.recipe))
+    if record is None:  # a download, or nothing
+        return not episode_files(buffer_dir(data_dir, spec.domain, config.recipe))
+    return not record["finished"]
+
+
+def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.ndarray]:
+    """Explores until a limit is reached; adds to what the folder already holds.
+
+    An interrupted collection goes on where it stopped: the limits count what is there already,
+    the learner starts anew with another seed.
+
+    Returns:
+        The new episodes' returns for every task of the domain.
+
+    Raises:
+        ValueError: an unknown recipe, or a folder that cannot be written.
+    """
+    if config.recipe not in RECIPES:
+        raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
+    (spec,) = expand(config.reward_task)
+    directory = buffer_dir(data_dir, spec.domain, config.recipe)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
+    note = record_path(data_dir, spec.domain, config.recipe)
+    before = read_record(note) or {"finished": False, "sessions": 0, "seconds": 0.0}
+    existing = episode_files(directory)
+    # A finished folder is added to by the full limits; an interrupted one is completed.
+    episodes, seconds = config.episodes, config.seconds
+    if not before["finished"] and before["sessions"]:
+        episodes = max(1, episodes - len(existing))
+        seconds = max(1.0, seconds - before["seconds"])
+
+    def write_note(finished: bool, spent: float) -> None:
+        content = {
+            "finished": finished,
+            "sessions": before["sessions"] + 1,
+            "seconds": before["seconds"] + spent,
+            "recipe": config.recipe,
+            "reward_task": spec.name,
+            "seed": seed,
+        }
+        write_atomically(note, (json.dumps(content, indent=1) + "\n").encode())
+
+    session_seed = int(np.random.SeedSequence([seed, before["sessions"]]).generate_state(1)[0])
+    write_note(False, 0.0)
+    specs = domain_tasks(spec.domain)
+    returns: list[list[float]] = []
+    index = 1 + max((int(_index(path)) for path in existing), default=-1)
+    began = time.monotonic()
+    finished = False
+    with (
+        closing(stream(config.recipe, spec, session_seed, config.workers)) as arriving,
+        tqdm(total=episodes, desc=f"collecting {spec.domain}", unit="ep", disable=None) as bar,
+    ):
+        try:
+            for episode in arriving:
+                write_episode(directory / f"episode_{index:06d}_{episode.steps}.npz", episode)
+                index += 1
+                returns.append([float(relabel(s, episode).sum()) for s in specs])
+                spent = time.monotonic() - began
+                _show(bar, returns, specs, spec, episode.steps * len(returns) / spent)
+                if len(returns) >= episodes or spent >= seconds:
+                    finished = True
+                    break
+        finally:
+            write_note(finished, time.monotonic() - began)
+    return {s.name: np.array(returns)[:, i] for i, s in enumerate(specs)}
+
+
+def _index(path: Path) -> str:
+    match = FILE_NAME.fullmatch(path.name)
+    assert match, "episode_files yields such names only"
+    return match[1]
+
+
+def _show(
+    bar: tqdm, returns: list[list[float]], specs: tuple[TaskSpec, ...], spec: TaskSpec, speed: float
+) -> None:
+    own = np.array(returns)[:, specs.index(spec)]
+    low, median, high = np.quantile(own, [0, 0.5, 1])
+    bar.set_postfix_str(
+        f"{speed:.0f} steps/s, {spec.name} return {low:.1f} / {median:.1f} / {high:.1f}",
+        refresh=False,
+    )
+    bar.update()
+
+
+def print_worth(returns: dict[str, np.ndarray], console: Console) -> None:
+    """What the collected episodes are worth for each task of the domain."""
+    table = Table(title=f"{len(next(iter(returns.values())))} episodes: returns by task")
+    for heading in ("task", *QUANTILES):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for task, values in returns.items():
+        quantiles = np.quantile(values, list(QUANTILES.values()))
+        table.add_row(task, *(f"{q:.1f}" for q in quantiles))
+    console.print(table)

@@ -1,0 +1,287 @@
+"""Settings: plain mappings (hydra's yaml) become frozen dataclasses once, at the entry."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from envs import expand
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: object, field: str = "") -> T:
+    """Fills the dataclass `cls` from plain values, strictly.
+
+    Args:
+        cls: a dataclass whose fields are int, float, bool, str, `X | None`, `tuple[X, ...]` or
+            dataclasses.
+        values: a mapping with exactly the fields of `cls` that have no default.
+        field: dotted name of `values` in the whole configuration, for messages.
+
+    Raises:
+        ValueError: an unknown, missing or wrongly typed field; names it, what was given and what
+            is expected.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{field or cls.__name__}: got {values!r}, expected a mapping")
+    prefix = f"{field}." if field else ""
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = [str(key) for key in values if key not in known]
+    if unknown:
+        raise ValueError(f"{prefix}{unknown[0]}: unknown setting, expected one of {list(known)}")
+    hints = get_type_hints(cls)
+    arguments = {}
+    for name, f in known.items():
+        if name in values:
+            arguments[name] = _convert(hints[name], values[name], prefix + name)
+        elif f.default is dataclasses.MISSING:
+            raise ValueError(f"{prefix}{name}: missing, expected {_spell(hints[name])}")
+    return cls(**arguments)
+
+
+def _convert(hint: Any, value: object, field: str) -> Any:
+    """Checks `value` against one type hint; int widens to float, list to tuple, nothing else."""
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, field)  # type: ignore[arg-type]
+    if isinstance(hint, types.UnionType):  # X | None
+        inner = next(h for h in get_args(hint) if h is not type(None))
+        return None if value is None else _convert(inner, value, field)
+    if get_origin(hint) is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_convert(get_args(hint)[0], item, field) for item in value)
+    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif type(value) is hint:
+        return value
+    raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
+
+
+def _spell(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{field}: got {value!r}, expected one of {list(allowed)}")
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not value >= least:  # NaN fails too
+        raise ValueError(f"{field}: got {value}, expected at least {least}")
+
+
+def _between(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{field}: got {value}, expected a value in [{low}, {high}]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """What to explore, and for how long; whichever limit is reached first ends it."""
+
+    recipe: str  # td3 | babble | random
+    reward_task: str  # the task whose reward is stored and, for td3, learned
+    episodes: int
+    seconds: float
+    workers: int  # exploring processes, each a learner of its own; 0 explores in this process
+
+    def __post_init__(self) -> None:
+        _at_least("collect.episodes", self.episodes, 1)
+        _at_least("collect.seconds", self.seconds, 0)
+        _at_least("collect.workers", self.workers, 0)
+        if len(expand(self.reward_task)) != 1:
+            raise ValueError(f"collect.reward_task: got {self.reward_task!r}, expected one task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """A task and how its data are made where there are none."""
+
+    name: str
+    collect: CollectConfig
+
+    def __post_init__(self) -> None:
+        expand(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainConfig:
+    """How trajectories form a chain of hindsight."""
+
+    trajectories: int  # N, the most trajectories in a chain
+    count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch
+    single_fraction: float  # first part of the training that takes chains of one trajectory
+    best_from: float  # share of the episodes, by return, that a chain's best is drawn from
+    loss_on: str  # last: the chain's best trajectory; all: every trajectory
+
+    def __post_init__(self) -> None:
+        _at_least("chain.trajectories", self.trajectories, 1)
+        _one_of("chain.count", self.count, ("fixed", "uniform"))
+        _between("chain.single_fraction", self.single_fraction, 0, 1)
+        _between("chain.best_from", self.best_from, 0, 1)
+        _one_of("chain.loss_on", self.loss_on, ("last", "all"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensConfig:
+    """What the model is shown of every environment step."""
+
+    layout: str  # interleaved: four tokens a step (R, s, a, r); step: one
+    past_action: str  # keep | dropout | none
+    past_reward: str  # keep | dropout | none
+    dropout: float  # rate of `dropout` above, per token
+    trajectory_embedding: bool  # a learned vector for the trajectory's place in the chain
+
+    def __post_init__(self) -> None:
+        _one_of("tokens.layout", self.layout, ("interleaved", "step"))
+        _one_of("tokens.past_action", self.past_action, ("keep", "dropout", "none"))
+        _one_of("tokens.past_reward", self.past_reward, ("keep", "dropout", "none"))
+        _between("tokens.dropout", self.dropout, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """Which of the equivalent computations of a transformer layer runs."""
+
+    kind: str  # see parallel.layers.LAYERS
+    recompute: bool  # keep only the layer's input, compute the rest again in the backward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Size of the transformer."""
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int  # hidden width of the feed-forward, in multiples of `width`
+    dropout: float
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "feed_forward"):
+            _at_least(f"model.{name}", getattr(self, name), 1)
+        if self.width % self.heads:
+            raise ValueError(
+                f"model.heads: got {self.heads}, expected a divisor of model.width={self.width}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout: got {self.dropout}, expected a value in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up and cosine decay."""
+
+    learning_rate: float
+    final_fraction: float  # learning rate at the last step, as a part of learning_rate
+    warmup_steps: int
+    weight_decay: float
+    betas: tuple[float, ...]
+    clip_norm: float
+    accumulate: int  # micro-batches per step
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(
+                f"optimizer.learning_rate: got {self.learning_rate}, expected a value above 0"
+            )
+        _between("optimizer.final_fraction", self.final_fraction, 0, 1)
+        _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"optimizer.betas: got {self.betas}, expected two values in [0, 1)")
+        if not self.clip_norm > 0:
+            raise ValueError(f"optimizer.clip_norm: got {self.clip_norm}, expected above 0")
+        _at_least("optimizer.accumulate", self.accumulate, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockConfig:
+    """How often things happen, in optimiser steps; 0 is never."""
+
+    log_steps: int
+    validate_steps: int
+    rollout_steps: int
+    rollout_from: float  # no rollouts in this first part of the training
+    checkpoint_steps: int
+    histogram_steps: int
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _at_least(f"clocks.{f.name}", getattr(self, f.name), 0)
+        _between("clocks.rollout_from", self.rollout_from, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """Trials in one context."""
+
+    contexts: int  # independent contexts, each with its own seeds
+    trials: int  # episodes in one context
+    target: float  # target return, as a multiple of the dataset's best
+
+    def __post_init__(self) -> None:
+        _at_least("contexts", self.contexts, 1)
+        _at_least("trials", self.trials, 1)
+        _at_least("target", self.target, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that `agentic-train` is told."""
+
+    task: TaskConfig
+    data_dir: str
+    algorithms: tuple[str, ...] | None  # folders of data_dir/<domain>; none: the task's recipe
+    holdout: float  # share of the episodes that only validation sees
+    method: str  # at
+    chain: ChainConfig
+    tokens: TokensConfig
+    model: ModelConfig
+    layer: LayerConfig
+    optimizer: OptimizerConfig
+    steps: int
+    batch_steps: int  # environment steps in a micro-batch
+    clocks: ClockConfig
+    rollout: RolloutConfig  # at the rollout clock; the best checkpoint is chosen by it
+    evaluation: RolloutConfig  # after the training, with fresh seeds
+    precision: str  # fp32 | bf16 (autocast)
+    device: str  # auto | cpu | cuda
+    keep_checkpoints: int
+    seed: int
+    run_dir: str | None  # a new folder under runs/ if null; an unfinished run there is resumed
+    resume: str | None  # run directory to go on with, by its own settings
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, ("at",))
+        _between("holdout", self.holdout, 0, 0.5)
+        _at_least("steps", self.steps, 1)
+        _at_least("batch_steps", self.batch_steps, 1)
+        _one_of("precision", self.precision, ("fp32", "bf16"))
+        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _at_least("keep_checkpoints", self.keep_checkpoints, 1)
+        _at_least("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Everything that `agentic-evaluate` is told."""
+
+    checkpoint: str  # a file, or a run directory (its best checkpoint)
+    task: str | None  # none: every task of the checkpoint
+    contexts: int
+    trials: int
+    target: float
+    device: str
+    seed: int
+    output: str | None  # directory of results.json; none: a new folder beside the checkpoint
+    video: bool
+
+    def __post_init__(self) -> None:
+        RolloutConfig(contexts=self.contexts, trials=self.trials, target=self.target)
+        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _at_least("seed", self.seed, 0)
+        if self.task is not None:
+            expand(self.task)

@@ -1,0 +1,50 @@
+"""What every command shares: hydra in front, one clear line for the user when something is off."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) -> None:
+    """Runs `task` on the composed configuration, as the command line `command`.
+
+    A ValueError, an OSError or a configuration that hydra refuses ends the process with exit
+    code 2 and one line on standard error. Programming errors keep their traceback.
+    """
+    # Without it hydra prints its own multi-line report and exits before a caller can word it.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+    def call(config: DictConfig) -> None:
+        # Told here as well, since hydra would add lines of its own to an exception of the task.
+        with _told(command):
+            task(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+
+    with _told(command):
+        hydra.main(version_base="1.3", config_path="pkg://configs", config_name=config_name)(call)()
+
+
+@contextmanager
+def _told(command: str) -> Iterator[None]:
+    """Ends the process with one line for errors that are the user's to mend."""
+    try:
+        yield
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"{command}: error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    # Hydra's long tail tells where it searched, which is inside the package.
+    return " ".join(str(error).split("Config search path")[0].split())

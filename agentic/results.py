@@ -1,0 +1,161 @@
+"""results.json: every trial's return with what it must be read beside, and the table of it."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from agentic.episodes import write_atomically
+from agentic.evaluator import Trials
+
+SCHEMA_VERSION = 1
+PACKAGES = ("torch", "numpy", "mujoco", "dm_control", "gymnasium")
+
+
+def summary(returns_CN: np.ndarray) -> dict[str, dict[str, Any]]:
+    """First, last, mean and max over the trials of a context; each with mean and 95 % interval.
+
+    The interval is a bootstrap over contexts, and null where there is only one: it says nothing
+    about other training seeds.
+    """
+    per_context = {
+        "first": returns_CN[:, 0],
+        "last": returns_CN[:, -1],
+        "mean": returns_CN.mean(axis=1),
+        "max": returns_CN.max(axis=1),
+    }
+    return {
+        name: {"mean": float(values_C.mean()), "interval": interval(values_C)}
+        for name, values_C in per_context.items()
+    }
+
+
+def interval(values: np.ndarray) -> list[float] | None:
+    """95 % percentile bootstrap interval of the mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    low, high = stats.bootstrap(
+        (values,),
+        np.mean,
+        method="percentile",
+        n_resamples=2000,
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return [float(low), float(high)]
+
+
+def task_result(
+    *,
+    task: str,
+    target: float,
+    kept: Trials,
+    reset: Trials,
+    random: np.ndarray,
+    dataset: dict[str, float],
+) -> dict[str, Any]:
+    """One task's entry. `normalised` is 0 for random actions and 1 for the dataset's best."""
+    floor, best = float(random.mean()), dataset["max"]
+    statistics = summary(kept.returns)
+    scale = best - floor
+    return {
+        "task": task,
+        "target_return": target,
+        "contexts": kept.returns.shape[0],
+        "trials": kept.returns.shape[1],
+        "returns": kept.returns.tolist(),
+        "failed": int(kept.failed.sum()),
+        "failed_trials": np.argwhere(kept.failed).tolist(),
+        "seeds": kept.seeds.tolist(),
+        **statistics,
+        "trial_means": kept.returns.mean(axis=0).tolist(),
+        "normalised": {
+            name: (row["mean"] - floor) / scale if scale > 0 else None
+            for name, row in statistics.items()
+        },
+        "context_reset": {
+            "returns": reset.returns.tolist(),
+            "failed": int(reset.failed.sum()),
+            **summary(reset.returns),
+        },
+        "kept_minus_reset": {
+            "mean": float((kept.returns - reset.returns)[:, -1].mean()),
+            "interval": interval((kept.returns - reset.returns)[:, -1]),
+        },
+        "random": {"mean": floor, "returns": random.tolist()},
+        "dataset": dataset,
+    }
+
+
+def document(entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+    """The whole file: `about` says which model and seeds; versions and commit are added."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **about,
+        "versions": {name: version(name) for name in PACKAGES}
+        | {"python": platform.python_version()},
+        "git_commit": _git_commit(),
+        "results": entries,
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes results.json, whole or not at all; NaN is refused, not written."""
+    write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _git_commit() -> str | None:
+    """The commit of this source tree, None where it is not a checkout or git is missing."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def print_table(entries: list[dict[str, Any]], console: Console) -> None:
+    """One row a task; an average row where there are several."""
+    table = Table(title="Returns (mean over contexts, 95 % interval of the contexts)")
+    for heading in ("task", "first trial", "last trial", "mean", "max of n", "max of n, reset"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    table.add_column("last, reset", justify="right")
+    for heading in ("random", "data median", "data p90", "data best", "last / best"):
+        table.add_column(heading, justify="right")
+    for entry in entries:
+        data, reset = entry["dataset"], entry["context_reset"]
+        table.add_row(
+            entry["task"],
+            *(_spell(entry[name]) for name in ("first", "last", "mean", "max")),
+            _spell(reset["max"]),
+            _spell(reset["last"]),
+            f"{entry['random']['mean']:.1f}",
+            *(f"{data[name]:.1f}" for name in ("median", "p90", "max")),
+            f"{entry['last']['mean'] / data['max']:.0%}" if data["max"] > 0 else "n/a",
+        )
+    if len(entries) > 1:
+        means = [float(np.mean([e[n]["mean"] for e in entries])) for n in ("first", "last")]
+        table.add_row("average", *(f"{m:.1f}" for m in means))
+    console.print(table)
+    for entry in entries:
+        trials = "  ".join(f"{m:.1f}" for m in entry["trial_means"])
+        console.print(f"{entry['task']}: trial by trial {trials}  (target {entry['target_return']:.1f})")
+        if entry["failed"]:
+            console.print(f"{entry['task']}: {entry['failed']} trials failed, see results.json")
+
+
+def _spell(row: dict[str, Any]) -> str:
+    if row["interval"] is None:
+        return f"{row['mean']:.1f} [n/a]"
+    return "{:.1f} [{:.0f}, {:.0f}]".format(row["mean"], *row["interval"])

@@ -1,0 +1,165 @@
+"""Run directories: one per run, never shared; its settings; its start-up table."""
+
+import itertools
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from agentic.config import TrainConfig, build
+from agentic.episodes import write_atomically
+from agentic.model import AgenticTransformer
+from agentic.store import EpisodeStore
+from parallel.memory import plan
+
+CONFIG_FILE = "config.yaml"
+
+
+def fresh_dir(parent: Path, name: str) -> Path:
+    """Makes `<parent>/<date-time>-<name>`, with a number behind it where that is taken.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for count in itertools.count(1):
+        path = parent / (stem if count == 1 else f"{stem}-{count}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another run in the same second
+            continue
+        except OSError as error:
+            raise ValueError(f"run_dir: cannot make {path} ({error.strerror})") from error
+        return path
+    raise AssertionError("unreachable")
+
+
+def open_run(values: dict[str, Any]) -> tuple[TrainConfig, Path, bool]:
+    """The settings and the directory of a new run, or of the one to go on with.
+
+    `resume=<run dir>` takes the run's own settings; the same `run_dir` with the same settings
+    resumes as well.
+
+    Returns:
+        Settings, run directory, whether it is resumed.
+
+    Raises:
+        ValueError: a setting is off, a directory cannot be used, or holds another run.
+    """
+    if values.get("resume") is not None:
+        run_dir = Path(values["resume"])
+        return read_config(run_dir), run_dir, True
+    config = build(TrainConfig, values)
+    if config.run_dir is None:
+        run_dir = fresh_dir(Path("runs"), config.task.name)
+    else:
+        run_dir = Path(config.run_dir)
+        if (run_dir / CONFIG_FILE).is_file():
+            if read_config(run_dir) != config:
+                raise ValueError(
+                    f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
+                    f"or resume={run_dir} alone to go on with it"
+                )
+            return config, run_dir, any((run_dir / "checkpoints").glob("step_*.pt"))
+        if run_dir.is_dir() and any(run_dir.iterdir()):
+            raise ValueError(f"run_dir: {run_dir} holds other files, expected a new or empty one")
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"run_dir: cannot make {run_dir} ({error.strerror})") from error
+    if not os.access(run_dir, os.W_OK):
+        raise ValueError(f"run_dir: {run_dir} is not writable")
+    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    write_atomically(run_dir / CONFIG_FILE, config_text(config).encode())
+    return config, run_dir, False
+
+
+def config_text(config: TrainConfig) -> str:
+    """The resolved settings as yaml; loading them again gives the same settings."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False)
+
+
+def read_config(run_dir: Path) -> TrainConfig:
+    """The settings of an existing run.
+
+    Raises:
+        ValueError: there are none, or they are damaged.
+    """
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(f"resume: got {run_dir}, expected a run directory with {CONFIG_FILE}")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"resume: {path} is not yaml ({error})") from error
+    return build(TrainConfig, values)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one.
+
+    Raises:
+        ValueError: cuda is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: got 'cuda', expected a device that is here: cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def print_start(
+    config: TrainConfig,
+    run_dir: Path,
+    store: EpisodeStore,
+    model: AgenticTransformer,
+    console: Console,
+) -> None:
+    """What will be trained, on what, and about how much memory that takes."""
+    trajectories = config.chain.trajectories
+    chains = max(1, config.batch_steps // (trajectories * store.steps))
+    sequence = trajectories * store.steps * model.spec.tokens_per_step
+    memory = plan(
+        parameters=model.parameter_count(),
+        layers=config.model.layers,
+        size=model.spec.layer_size(),
+        kind=config.layer.kind,
+        recompute=config.layer.recompute,
+        batch=chains,
+        sequence=sequence,
+        element_bytes=2 if config.precision == "bf16" else 4,
+    )
+    table = Table(title=str(run_dir), show_header=False)
+    table.add_row("data", f"{store.episodes} episodes of {store.steps} steps")
+    for spec, row in zip(store.specs, store.return_quantiles(), strict=True):
+        spread = "  ".join(f"{name} {row[name]:.1f}" for name in ("min", "median", "p90", "max"))
+        table.add_row(f"returns, {spec.name}", spread)
+    table.add_row("model", f"{model.parameter_count():,} parameters, {config.tokens.layout} layout")
+    table.add_row("layer", f"{config.layer.kind}, recompute {config.layer.recompute}")
+    table.add_row(
+        "tokens per step",
+        f"{chains * sequence * config.optimizer.accumulate:,} "
+        f"({chains} x {sequence:,}, accumulated {config.optimizer.accumulate} times)",
+    )
+    table.add_row(
+        "memory, estimated",
+        f"{memory.total / 2**20:.0f} MiB (activations {memory.activations / 2**20:.0f}), "
+        f"data {(store.observation.nbytes + store.action.nbytes + store.reward.nbytes) / 2**20:.0f}",
+    )
+    table.add_row("device", f"{model.head.weight.device}, {config.precision}")
+    console.print(table)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, for yaml."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

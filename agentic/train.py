@@ -1,0 +1,94 @@
+"""agentic-train: data where missing, training, and the best checkpoint's trials in the simulator."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from agentic import checkpoint
+from agentic.collector import collect, print_worth, unfinished
+from agentic.config import TrainConfig
+from agentic.entry import run
+from agentic.judge import judge
+from agentic.metrics import MetricLog
+from agentic.model import AgenticTransformer, ModelSpec
+from agentic.runs import choose_device, config_text, open_run, print_start
+from agentic.store import EpisodeStore, load_store, split
+from agentic.trainer import Trainer
+from envs import expand
+
+
+def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
+    """The task's episodes, collected first where the task's own recipe has none yet."""
+    specs = expand(config.task.name)
+    wanted, data_dir = config.task.collect, Path(config.data_dir)
+    if config.algorithms is None and unfinished(wanted, data_dir):
+        console.print(
+            f"no finished data in {data_dir}/{specs[0].domain}/{wanted.recipe}: collecting with "
+            f"{wanted.recipe}, at most {wanted.seconds:.0f} s or {wanted.episodes} episodes"
+        )
+        print_worth(collect(wanted, data_dir, config.seed), console)
+    return load_store(data_dir, specs, config.algorithms or (wanted.recipe,))
+
+
+def build_model(config: TrainConfig, store: EpisodeStore) -> AgenticTransformer:
+    """A fresh model in the units of the data."""
+    spec = ModelSpec(
+        tasks=tuple(spec.name for spec in store.specs),
+        observation_size=store.observation.shape[2],
+        action_size=store.action.shape[2],
+        episode_steps=store.steps,
+        trajectories=config.chain.trajectories,
+        tokens=config.tokens,
+        model=config.model,
+        layer=config.layer,
+    )
+    model = AgenticTransformer(spec)
+    mean, std = store.observation_units()
+    model.set_units(observation_mean=mean, observation_std=std, return_scale=store.return_scale())
+    return model.to(choose_device(config.device))
+
+
+def command(values: dict[str, Any]) -> None:
+    """Trains, or goes on training, then evaluates."""
+    config, run_dir, resumed = open_run(values)
+    console = Console()
+    store = prepare_data(config, console)
+    training, held_out = split(store, config.holdout)
+    torch.manual_seed(config.seed)
+    trainer = Trainer(config, build_model(config, store), store, training, held_out, run_dir)
+    print_start(config, run_dir, store, trainer.model, console)
+    if resumed:
+        path = checkpoint.newest(run_dir)
+        trainer.load_state(checkpoint.load(path))
+        console.print(f"resuming from {path}")
+    with MetricLog(run_dir, trainer.step) as log:
+        log.text("config", config_text(config))
+        ended_by = trainer.train(log)
+    if ended_by is not None:
+        console.print(
+            f"{ended_by.name}: step {trainer.step} of {config.steps} saved; "
+            f"go on with agentic-train resume={run_dir}"
+        )
+        sys.exit(128 + ended_by)
+    judge(
+        checkpoint.find(run_dir),
+        specs=store.specs,
+        config=config.evaluation,
+        seed=config.seed,
+        device=config.device,
+        output=run_dir,
+        video=False,
+        console=console,
+    )
+
+
+def main() -> None:
+    """The console script."""
+    run("agentic-train", "train", command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""The training loop, its state and its clocks."""
+
+import math
+import resource
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from agentic import checkpoint
+from agentic.config import TrainConfig
+from agentic.evaluator import SELECTION, rollout, trial_seeds
+from agentic.metrics import MetricLog
+from agentic.model import AgenticTransformer
+from agentic.sampler import ChainSampler
+from agentic.store import EpisodeStore
+from agentic.tokens import Steps
+
+VALIDATION_BATCHES = 4
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then cosine to `final_fraction`; for the update that makes step + 1."""
+    optimizer = config.optimizer
+    warm = min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
+    past = max(0, step - optimizer.warmup_steps) / max(1, config.steps - optimizer.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * past))
+    floor = optimizer.final_fraction
+    return optimizer.learning_rate * warm * (floor + (1 - floor) * cosine)
+
+
+def action_loss(predicted_BLA: Tensor, steps: Steps, weight_BL: Tensor) -> Tensor:
+    """Mean squared action error over the weighted steps."""
+    error_BL = (predicted_BLA.float() - steps.action).square().mean(dim=2)
+    return (error_BL * weight_BL).sum() / weight_BL.sum()
+
+
+class Interrupt:
+    """Turns Ctrl-C and SIGTERM into a flag that the loop reads between two updates."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._set)
+        return self
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:  # asked twice: at once
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """Trains a model on chains from a store; resumable after every checkpoint, bit by bit.
+
+    Args:
+        config: the run's settings.
+        model: on its device, with its units set.
+        store: the episodes.
+        training, held_out: indices of the episodes for training and for validation.
+        run_dir: for checkpoints and metrics.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: AgenticTransformer,
+        store: EpisodeStore,
+        training: np.ndarray,
+        held_out: np.ndarray,
+        run_dir: Path,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.store = store
+        self.run_dir = run_dir
+        self.device = model.head.weight.device
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.optimizer.learning_rate,
+            betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
+            weight_decay=config.optimizer.weight_decay,
+        )
+        accumulate = config.optimizer.accumulate
+        self.sampler = ChainSampler(
+            store,
+            training,
+            config.chain,
+            batch_steps=config.batch_steps,
+            seed=config.seed,
+            single_steps=round(config.steps * config.chain.single_fraction) * accumulate,
+        )
+        self.validation: ChainSampler | None = None
+        if len(held_out) >= config.chain.trajectories:
+            self.validation = ChainSampler(
+                store, held_out, config.chain, batch_steps=config.batch_steps, seed=config.seed + 1
+            )
+        self.step = 0
+        self.best: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on, in plain types."""
+        rng: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            "step": self.step,
+            "spec": self.model.spec.to_dict(),
+            "config": asdict(self.config),
+            "data": {
+                "episodes": self.store.episodes,
+                "quantiles": self.store.return_quantiles(),
+            },
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "torch_rng": rng,
+            "best": self.best,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint of this very run.
+
+        Raises:
+            ValueError: the data are not those that the checkpoint was trained on.
+        """
+        if state["data"]["quantiles"] != self.store.return_quantiles():
+            raise ValueError(
+                f"data_dir: got {self.store.episodes} episodes, expected the same data as before "
+                f"({state['data']['episodes']} episodes); their returns differ"
+            )
+        self.step = state["step"]
+        self.best = state["best"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["torch_rng"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["torch_rng"]:
+            torch.cuda.set_rng_state(state["torch_rng"]["cuda"], self.device)
+
+    def train(self, log: MetricLog, *, progress: bool = True) -> signal.Signals | None:
+        """Updates until `config.steps`; returns the signal that ended it earlier, if one did."""
+        config, clocks = self.config, self.config.clocks
+        began, tokens = time.monotonic(), 0
+        with (
+            Interrupt() as interrupt,
+            tqdm(
+                total=config.steps,
+                initial=self.step,
+                desc="training",
+                unit="step",
+                disable=None if progress else True,
+            ) as bar,
+        ):
+            while self.step < config.steps and interrupt.signal is None:
+                measured = self.update()
+                tokens += int(measured.pop("tokens"))
+                bar.set_postfix(loss=f"{measured['train/loss']:.4f}", refresh=False)
+                bar.update()
+                if self._due(clocks.log_steps):
+                    now = time.monotonic()
+                    measured["train/tokens_per_second"] = tokens / (now - began)
+                    measured["train/memory_bytes"] = _memory(self.device)
+                    log.scalars(self.step, measured)
+                    began, tokens = now, 0
+                if self._due(clocks.validate_steps) and self.validation is not None:
+                    log.scalars(self.step, {"validation/loss": self.validate()})
+                if self._due(clocks.histogram_steps):
+                    self._histograms(log)
+                if self._rollout_due():
+                    self._rollout(log, bar)
+                if self._due(clocks.checkpoint_steps):
+                    self.save()
+        if not checkpoint.step_path(self.run_dir, self.step).exists():
+            self.save()
+        return interrupt.signal
+
+    def update(self) -> dict[str, float]:
+        """One optimiser step over `accumulate` micro-batches."""
+        rate = learning_rate(self.step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        accumulate = self.config.optimizer.accumulate
+        loss, tokens = 0.0, 0
+        for micro in range(self.step * accumulate, (self.step + 1) * accumulate):
+            steps, weight_BL = self.sampler.batch(micro)
+            tokens += int(steps.valid.sum()) * self.model.spec.tokens_per_step
+            batch_loss = self._loss(steps, weight_BL) / accumulate
+            batch_loss.backward()
+            loss += batch_loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.config.optimizer.clip_norm
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {
+            "train/loss": loss,
+            "train/gradient_norm": float(norm),
+            "train/learning_rate": rate,
+            "tokens": tokens,
+        }
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Action error on chains of held-out episodes, the same ones every time."""
+        assert self.validation is not None
+        self.model.eval()
+        batches = [self.validation.batch(i) for i in range(VALIDATION_BATCHES)]
+        return float(np.mean([self._loss(*batch).item() for batch in batches]))
+
+    def save(self) -> None:
+        """Writes the checkpoint of this step and removes those beyond `keep_checkpoints`."""
+        checkpoint.save(checkpoint.step_path(self.run_dir, self.step), self.state())
+        for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
+            old.unlink()
+
+    def _loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
+        steps, weight_BL = steps.to(self.device), weight_BL.to(self.device)
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
+        ):
+            predicted_BLA = self.model(steps)
+        return action_loss(predicted_BLA, steps, weight_BL)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _rollout_due(self) -> bool:
+        clocks, steps = self.config.clocks, self.config.steps
+        late = self.step >= clocks.rollout_from * steps
+        return clocks.rollout_steps > 0 and late and (
+            self._due(clocks.rollout_steps) or self.step == steps
+        )
+
+    def _rollout(self, log: MetricLog, bar: tqdm) -> None:
+        """Acts in the simulator; keeps the best model by the last trial's return over the best."""
+        rolling = self.config.rollout
+        seeds = trial_seeds(self.config.seed, SELECTION, rolling.contexts, rolling.trials)
+        self.model.eval()
+        scores = []
+        for spec, quantiles in zip(self.store.specs, self.store.return_quantiles(), strict=True):
+            target = rolling.target * quantiles["max"]
+            trials = rollout(self.model, spec, target=target, seeds=seeds)
+            means = trials.returns.mean(axis=0)
+            log.scalars(
+                self.step,
+                {f"rollout/{spec.name}/trial_{k + 1}": float(m) for k, m in enumerate(means)}
+                | {f"rollout/{spec.name}/max": float(trials.returns.max(axis=1).mean())},
+            )
+            scores.append(means[-1] / max(quantiles["max"], 1e-9))
+            told = "  ".join(f"{m:.1f}" for m in means)
+            bar.write(f"step {self.step}: {spec.name} trial by trial {told}")
+        score = float(np.mean(scores))
+        if self.best is None or score > self.best["score"]:
+            self.best = {"score": score, "step": self.step}
+            self.save()
+            best = self.run_dir / "checkpoints" / checkpoint.BEST
+            temporary = best.with_suffix(".tmp")
+            shutil.copyfile(checkpoint.step_path(self.run_dir, self.step), temporary)
+            temporary.replace(best)
+
+    def _histograms(self, log: MetricLog) -> None:
+        for name, parameter in self.model.named_parameters():
+            log.histogram(self.step, f"weights/{name}", parameter)
+        steps, _ = self.sampler.batch(self.step * self.config.optimizer.accumulate)
+        normal = self.model.normalise(steps.to(self.device))
+        for name in ("return_to_go", "observation", "action", "reward"):
+            log.histogram(self.step, f"data/{name}", getattr(normal, name))
+
+
+def _memory(device: torch.device) -> float:
+    """Peak bytes so far: allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else 1024 * peak)

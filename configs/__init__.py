@@ -1,0 +1,1 @@
+"""Hydra's yaml files, one per command, and their groups."""
