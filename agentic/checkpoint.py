@@ -1,7 +1,7 @@
 """Checkpoints: one versioned dict of plain types and tensors, written whole or not at all.
 
 Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (quantiles, sources),
-model, optimizer, torch_rng, best (the best rollout so far, or None). The order of the data needs
+model, averaged (the weights that act), optimizer, torch_rng, best (the best rollout so far, or None). The order of the data needs
 no state of its own: `ChainSampler` is a pure function of seed and step.
 """
 
@@ -93,14 +93,14 @@ def find(place: Path) -> Path:
 
 
 def restore_model(state: dict[str, Any], device: torch.device) -> AgenticTransformer:
-    """The model of a checkpoint, in evaluation mode.
+    """The model of a checkpoint with its averaged weights, in evaluation mode.
 
     Raises:
         ValueError: the parameters do not fit the specification beside them.
     """
     model = AgenticTransformer(build(ModelSpec, state["spec"], "checkpoint.spec"))
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(state["averaged"])
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"checkpoint: parameters of another size ({reason})") from error

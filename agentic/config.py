@@ -114,6 +114,7 @@ class ChainConfig:
     count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch
     single_fraction: float  # first part of the training that takes chains of one trajectory
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
+    spread: str  # full: the others from all below the best; drawn: from a part of them, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
 
     def __post_init__(self) -> None:
@@ -121,6 +122,7 @@ class ChainConfig:
         _one_of("chain.count", self.count, ("fixed", "uniform"))
         _between("chain.single_fraction", self.single_fraction, 0, 1)
         _between("chain.best_from", self.best_from, 0, 1)
+        _one_of("chain.spread", self.spread, ("full", "drawn"))
         _one_of("chain.loss_on", self.loss_on, ("last", "all"))
 
 
@@ -180,6 +182,7 @@ class OptimizerConfig:
     weight_decay: float
     betas: tuple[float, ...]
     clip_norm: float
+    average: float  # decay per step of the averaged weights that act and are judged; 0: the last
     accumulate: int  # micro-batches per step
 
     def __post_init__(self) -> None:
@@ -194,6 +197,8 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.betas: got {self.betas}, expected two values in [0, 1)")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm: got {self.clip_norm}, expected above 0")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"optimizer.average: got {self.average}, expected a value in [0, 1)")
         _at_least("optimizer.accumulate", self.accumulate, 1)
 
 

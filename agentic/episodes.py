@@ -86,6 +86,8 @@ def read_episode(path: Path, spec: TaskSpec) -> Episode:
     }
     for name, width in widths.items():
         array = arrays[name]
+        if not isinstance(array, np.ndarray):  # what numpy hands out for a member that is no array
+            raise ValueError(f"{path}: {name} is not an array")
         expected = (rows, "any" if width is None else width)
         if array.ndim != 2 or len(array) != rows or width not in (None, array.shape[1]):
             raise ValueError(

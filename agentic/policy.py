@@ -1,5 +1,7 @@
 """Acting: the transformer with a key/value cache, one call per environment step."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -57,13 +59,11 @@ class Policy:
     def record(self, action: np.ndarray, reward: np.ndarray, completed: np.ndarray) -> None:
         """What became of the last decision: action taken (C, A), reward (C,), target reached (C,)."""
         assert self.current is not None, "record follows act"
-        self.previous = Steps(
-            **{
-                **vars(self.current),
-                "action": self._tensor(action)[:, None],
-                "reward": self._tensor(reward)[:, None],
-                "completion": self._tensor(completed)[:, None],
-            }
+        self.previous = replace(
+            self.current,
+            action=self._tensor(action)[:, None],
+            reward=self._tensor(reward)[:, None],
+            completion=self._tensor(completed)[:, None],
         )
         self.timestep += 1
 

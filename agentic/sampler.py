@@ -76,7 +76,12 @@ class ChainSampler:
         return [self._chain(rng, count) for _ in range(chains)]
 
     def _chain(self, rng: np.random.Generator, count: int) -> Chain:
-        """The best from the top `best_from`, the others uniform below it, without replacement."""
+        """The best from the top `best_from`, the others below it, all different.
+
+        With `spread` drawn, the others' ranks span a part of those below the best whose size is
+        itself drawn: chains of good trajectories only, as a policy's own trials will be, come as
+        often as chains from the worst to the best.
+        """
         task = int(rng.integers(len(self.ranked_KE)))
         ranked_E = self.ranked_KE[task]
         episodes = len(ranked_E)
@@ -85,7 +90,10 @@ class ChainSampler:
             return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[drawn]))
         lowest = min(int(np.ceil(episodes * (1 - self.config.best_from))), episodes - 1)
         best = int(rng.integers(max(lowest, count - 1), episodes))
-        others = np.sort(rng.choice(best, size=count - 1, replace=False))
+        floor = 0
+        if self.config.spread == "drawn":
+            floor = min(int(best * rng.random()), best - (count - 1))
+        others = floor + np.sort(rng.choice(best - floor, size=count - 1, replace=False))
         return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[[*others, best]]))
 
     def batch(self, index: int) -> tuple[Steps, torch.Tensor]:

@@ -9,7 +9,7 @@ The action a_t is read at s_t's token, in the step layout at the only one. Axes:
 environment steps of a whole chain (N·T), S tokens, D width, O observation, A action.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,15 @@ class Steps:
     def to(self, device: torch.device) -> "Steps":
         """The same steps on another device."""
         return Steps(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def without_padding(self) -> "Steps":
+        """Zeros wherever a step is padding: even what no token may see must stay finite."""
+        cleaned = {}
+        for name in ("return_to_go", "observation", "action", "reward", "completion"):
+            value = getattr(self, name)
+            valid = self.valid[..., None] if value.dim() == 3 else self.valid
+            cleaned[name] = torch.where(valid, value, 0.0)
+        return replace(self, **cleaned)
 
 
 class TokenEmbedding(nn.Module):
@@ -82,7 +91,8 @@ class TokenEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, steps: Steps) -> Tensor:
-        """All tokens of whole chains: (B, S, D) with S = tokens per step · L; padding is zero."""
+        """All tokens of whole chains: (B, S, D) with S = tokens per step · L."""
+        steps = steps.without_padding()
         place_BLD = self._place(steps)
         if self.config.layout == "step":
             inner_BL = steps.timestep > 0
@@ -102,9 +112,7 @@ class TokenEmbedding(nn.Module):
                 ],
                 dim=2,
             ) + place_BLD[:, :, None]
-        # Padding must not even hold a NaN: 0 · NaN would cross the attention mask.
-        tokens_BLGD = torch.where(steps.valid[:, :, None, None], self.norm(tokens_BLGD), 0.0)
-        return tokens_BLGD.flatten(1, 2)
+        return self.norm(tokens_BLGD).flatten(1, 2)
 
     def next(self, previous: Steps | None, current: Steps) -> Tensor:
         """The tokens that one more decision adds, (B, S, D); the last one predicts the action.

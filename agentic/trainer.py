@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from agentic import checkpoint
@@ -111,6 +112,11 @@ class Trainer:
             self.validation = ChainSampler(
                 store, held_out, config.chain, batch_steps=config.batch_steps, seed=config.seed + 1
             )
+        # Imitation acts better with averaged weights than its loss lets one expect: gradient noise
+        # is amplified by acting (Block et al. 2024, "Butterfly Effects of SGD Noise").
+        self.averaged = AveragedModel(
+            model, multi_avg_fn=get_ema_multi_avg_fn(config.optimizer.average)
+        )
         self.step = 0
         self.best: dict[str, Any] | None = None
 
@@ -128,6 +134,7 @@ class Trainer:
                 "quantiles": self.store.return_quantiles(),
             },
             "model": self.model.state_dict(),
+            "averaged": self.averaged.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "torch_rng": rng,
             "best": self.best,
@@ -147,6 +154,8 @@ class Trainer:
         self.step = state["step"]
         self.best = state["best"]
         self.model.load_state_dict(state["model"])
+        self.averaged.module.load_state_dict(state["averaged"])
+        self.averaged.n_averaged.fill_(self.step)
         self.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["torch_rng"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["torch_rng"]:
@@ -200,7 +209,7 @@ class Trainer:
         for micro in range(self.step * accumulate, (self.step + 1) * accumulate):
             steps, weight_BL = self.sampler.batch(micro)
             tokens += int(steps.valid.sum()) * self.model.spec.tokens_per_step
-            batch_loss = self._loss(steps, weight_BL) / accumulate
+            batch_loss = self._loss(self.model, steps, weight_BL) / accumulate
             batch_loss.backward()
             loss += batch_loss.item()
         norm = torch.nn.utils.clip_grad_norm_(
@@ -208,6 +217,7 @@ class Trainer:
         )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.averaged.update_parameters(self.model)
         self.step += 1
         return {
             "train/loss": loss,
@@ -220,9 +230,13 @@ class Trainer:
     def validate(self) -> float:
         """Action error on chains of held-out episodes, the same ones every time."""
         assert self.validation is not None
-        self.model.eval()
+        acting = self.acting()
         batches = [self.validation.batch(i) for i in range(VALIDATION_BATCHES)]
-        return float(np.mean([self._loss(*batch).item() for batch in batches]))
+        return float(np.mean([self._loss(acting, *batch).item() for batch in batches]))
+
+    def acting(self) -> AgenticTransformer:
+        """The model with averaged weights, in evaluation mode: what acts and is judged."""
+        return self.averaged.module.eval()  # type: ignore[return-value]
 
     def save(self) -> None:
         """Writes the checkpoint of this step and removes those beyond `keep_checkpoints`."""
@@ -230,12 +244,12 @@ class Trainer:
         for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
             old.unlink()
 
-    def _loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
+    def _loss(self, model: AgenticTransformer, steps: Steps, weight_BL: Tensor) -> Tensor:
         steps, weight_BL = steps.to(self.device), weight_BL.to(self.device)
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
         ):
-            predicted_BLA = self.model(steps)
+            predicted_BLA = model(steps)
         return action_loss(predicted_BLA, steps, weight_BL)
 
     def _due(self, every: int) -> bool:
@@ -252,11 +266,11 @@ class Trainer:
         """Acts in the simulator; keeps the best model by the last trial's return over the best."""
         rolling = self.config.rollout
         seeds = trial_seeds(self.config.seed, SELECTION, rolling.contexts, rolling.trials)
-        self.model.eval()
+        acting = self.acting()
         scores = []
         for spec, quantiles in zip(self.store.specs, self.store.return_quantiles(), strict=True):
             target = rolling.target * quantiles["max"]
-            trials = rollout(self.model, spec, target=target, seeds=seeds)
+            trials = rollout(acting, spec, target=target, seeds=seeds)
             means = trials.returns.mean(axis=0)
             log.scalars(
                 self.step,

@@ -1,8 +1,6 @@
 """Exploration without a reward: smooth controllers with random parameters."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 
 import numpy as np
@@ -14,7 +12,9 @@ from agentic.explore.servo import Servo
 from envs import EnvPool, TaskSpec
 
 
-def babble(task: TaskSpec, rng: np.random.Generator, environments: int = 8) -> Iterator[Episode]:
+def babble(
+    task: TaskSpec, rng: np.random.Generator, environments: int = 8
+) -> Generator[Episode, None, None]:
     """Episodes of `task`'s domain without end, `environments` played side by side.
 
     Jaco's hand is driven to random goals; other bodies get a `mixture` of simple controllers.

@@ -8,8 +8,6 @@ tensor: an optimiser step, a target update or a snapshot is then a single operat
 Axes: N networks, B batch, I inputs, O outputs, P parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -40,25 +38,34 @@ class MlpEnsemble:
             for tensor in (weight, bias):
                 tensor.detach().uniform_(-bound, bound, generator=generator)
 
-    def __call__(
-        self, x_NBI: Tensor, networks: slice = slice(None), frozen: bool = False
-    ) -> Tensor:
-        """Outputs (N, B, O) of the chosen networks; `frozen` stops gradients to parameters."""
+    def __call__(self, x_NBI: Tensor, only: int | None = None) -> Tensor:
+        """Outputs (N, B, O).
+
+        Args:
+            x_NBI: inputs, float32.
+            only: evaluate this network alone, N = 1, with its parameters as constants: gradients
+                then reach the inputs only.
+        """
+        layers = self.layers
+        if only is not None:
+            rows = slice(only, only + 1)
+            layers = [(w.detach()[rows], b.detach()[rows]) for w, b in layers]
         h = x_NBI
-        for depth, (weight, bias) in enumerate(self.layers):
-            if frozen:
-                weight, bias = weight.detach(), bias.detach()
-            h = torch.baddbmm(bias[networks], h, weight[networks])
+        for depth, (weight, bias) in enumerate(layers):
+            h = torch.baddbmm(bias, h, weight)
             if depth == 0 and self.normalise:
                 h = functional.layer_norm(h, h.shape[-1:])
-            if depth < len(self.layers) - 1:
+            if depth < len(layers) - 1:
                 h = h.relu()
         return h
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """Gradient (N, P) of a scalar with respect to `vector`."""
+    def backward(self, loss: Tensor) -> None:
+        """Sets `vector.grad` to the gradient of a scalar; nothing accumulates."""
         leaves = [tensor for layer in self.layers for tensor in layer]
-        return torch.cat([g.flatten(1) for g in torch.autograd.grad(loss, leaves)], dim=1)
+        parts = [part.flatten(1) for part in torch.autograd.grad(loss, leaves)]
+        if self.vector.grad is None:
+            self.vector.grad = torch.empty_like(self.vector)
+        torch.cat(parts, dim=1, out=self.vector.grad)
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
         """Weights (N, I, O) and biases (N, 1, O): autograd leaves that share `vector`'s memory."""

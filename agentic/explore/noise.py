@@ -6,8 +6,6 @@ Sequences with much of their power at low frequencies reach far more of the stat
 Axes: E environments, T steps, A action dimensions. Every sequence is float32 in [-1, 1].
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

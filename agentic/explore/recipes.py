@@ -1,6 +1,6 @@
 """The ways to explore, by the names that users choose them by."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from agentic.explore.td3 import td3
 from agentic.explore.uniform import random
 from envs import TaskSpec
 
-Recipe = Callable[[TaskSpec, np.random.Generator], Iterator[Episode]]
+Recipe = Callable[[TaskSpec, np.random.Generator], Generator[Episode, None, None]]
 
 RECIPES: dict[str, Recipe] = {
     "td3": td3,

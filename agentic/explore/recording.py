@@ -1,8 +1,7 @@
 """Several episodes of one task, played side by side and kept in ExoRL's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class Recording:
         self.reward[:, row, 0] = reward
         self.physics[:, row] = physics
 
-    def play(self, policy: Policy) -> Recording:
+    def play(self, policy: Policy) -> Self:
         """Runs `policy` to the end of the episodes; returns itself."""
         while not self.done:
             t = self.step
@@ -55,7 +54,14 @@ class Recording:
         return self
 
     def episodes(self) -> list[Episode]:
-        """The finished episodes: E, less those in which the simulation broke down."""
+        """The finished episodes: E, less those in which the simulation broke down.
+
+        Raises:
+            RuntimeError: all of them did; a recipe that went on would never yield again.
+        """
+        whole = np.flatnonzero(~self.pool.failed)
+        if len(whole) == 0:
+            raise RuntimeError(f"{self.pool.task.name}: the simulation broke down in every episode")
         return [
             Episode(
                 observation=self.observation[e],
@@ -64,5 +70,5 @@ class Recording:
                 discount=np.ones_like(self.reward[e]),
                 physics=self.physics[e],
             )
-            for e in np.flatnonzero(~self.pool.failed)
+            for e in whole
         ]

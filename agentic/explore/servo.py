@@ -7,21 +7,19 @@ then serves every reaching task.
 Axes: E environments, G goals of an episode, T steps.
 """
 
-from __future__ import annotations
-
 import mujoco
 import numpy as np
 
 from agentic.explore import noise
 from agentic.explore.recording import Policy
+from envs import TaskSpec
 from envs.rewards import JACO_TARGETS
-from envs.tasks import TaskSpec
 
 JOINTS = 6  # of the arm; the other actions move the fingers
 HAND_SITE = "jaco_arm/jaco_hand/pinchsite"  # the tool centre point that rewards measure
 GOAL_LOW, GOAL_HIGH = (-0.2, -0.2, 0.02), (0.2, 0.2, 0.4)  # metres: where ExoRL starts the hand
 
-TARGET_FRACTION = 0.25  # of the goals near one of the four targets
+TARGET_FRACTION = 0.5  # of the goals near one of the four targets
 TARGET_SPREAD = 0.02  # metres around a target, per axis
 HOLD_FRACTION = 0.5  # of the episodes with one goal throughout
 GOALS = 5  # in each of the other episodes

@@ -8,9 +8,7 @@ an earlier actor.
 Axes: E environments, B batch, U updates in a row, O observation, A action.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +46,8 @@ class Td3Settings:
     replay_capacity: int = 1_000_000  # transitions
 
     def __post_init__(self) -> None:
-        for field in ("environments", "hidden", "batch", "n_steps", "actor_period"):
+        counts = ("environments", "warmup_steps", "hidden", "batch", "n_steps", "actor_period")
+        for field in counts:
             if getattr(self, field) < 1:
                 raise ValueError(f"td3.{field}: got {getattr(self, field)}, expected at least 1")
         if not 0 < self.noise_low <= self.noise_high:
@@ -66,7 +65,7 @@ SETTINGS = {
 
 def td3(
     task: TaskSpec, rng: np.random.Generator, settings: Td3Settings | None = None
-) -> Iterator[Episode]:
+) -> Generator[Episode, None, None]:
     """Episodes without end: first the warm-up's, then those of a TD3 that learns `task`.
 
     Args:
@@ -111,7 +110,15 @@ def td3(
 
 
 class Learner:
-    """Actor, twin critics, their targets and the replay."""
+    """Actor, twin critics, their targets and the replay.
+
+    Args:
+        task: what is learned.
+        s: sizes and rates.
+        warmup: finished recordings; they fill the replay, and their mean and deviation standardise
+            every observation from then on.
+        rng: seeds the generator of weights, batches and target noise.
+    """
 
     def __init__(
         self, task: TaskSpec, s: Td3Settings, warmup: list[Recording], rng: np.random.Generator
@@ -194,14 +201,14 @@ class Learner:
             target = reward + s.gamma**s.n_steps * next_q
         q = self.critic(_both(torch.cat((x, action), 1)))
         loss = functional.mse_loss(q, _both(target))
-        self.critic.vector.grad = self.critic.gradient(loss)
+        self.critic.backward(loss)
         self.critic_optimiser.step()
         self.updates += 1
         if self.updates % s.actor_period:
             return
         imagined = torch.cat((x[None], self.actor(x[None]).tanh()), 2)
-        loss = -self.critic(imagined, networks=slice(0, 1), frozen=True).mean()
-        self.actor.vector.grad = self.actor.gradient(loss)
+        loss = -self.critic(imagined, only=0).mean()
+        self.actor.backward(loss)
         self.actor_optimiser.step()
         self._track(s.tau)
 

@@ -1,8 +1,6 @@
 """Exploration by independent, uniformly drawn actions: ExoRL's `random`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -12,7 +10,9 @@ from agentic.explore.recording import Recording
 from envs import EnvPool, TaskSpec
 
 
-def random(task: TaskSpec, rng: np.random.Generator, environments: int = 8) -> Iterator[Episode]:
+def random(
+    task: TaskSpec, rng: np.random.Generator, environments: int = 8
+) -> Generator[Episode, None, None]:
     """Episodes of `task` without end, `environments` played side by side."""
     pool = EnvPool(task.name, environments)
     while True:

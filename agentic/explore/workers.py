@@ -1,12 +1,10 @@
 """A recipe in several processes, each a learner of its own with its own seed."""
 
-from __future__ import annotations
-
 import multiprocessing
-import queue
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -17,15 +15,12 @@ from agentic.episodes import Episode
 from agentic.explore.recipes import RECIPES
 from envs import TaskSpec
 
-POLL_SECONDS = 1.0  # how often an idle parent looks whether a worker has died
-QUEUED_EPISODES = 8  # per worker; a slow reader then slows the workers, and memory stays bounded
-
 
 class WorkerError(RuntimeError):
     """A worker failed; the message has its traceback or its exit code."""
 
 
-def stream(recipe: str, task: TaskSpec, seed: int, workers: int) -> Iterator[Episode]:
+def stream(recipe: str, task: TaskSpec, seed: int, workers: int) -> Generator[Episode, None, None]:
     """Finished episodes of `recipe`, without end, in the order in which they finish.
 
     Closing the generator, or an error, ends the workers; so does the end of this process.
@@ -51,59 +46,54 @@ def stream(recipe: str, task: TaskSpec, seed: int, workers: int) -> Iterator[Epi
     return _gather(recipe, task, seeds)
 
 
-def _gather(recipe: str, task: TaskSpec, seeds: list[np.random.SeedSequence]) -> Iterator[Episode]:
-    # Spawned: a fork would copy the parent's threads' locks, held or not.
+def _gather(
+    recipe: str, task: TaskSpec, seeds: list[np.random.SeedSequence]
+) -> Generator[Episode, None, None]:
+    # Spawned: a fork would copy the locks of the parent's threads, held or not.
     context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue(maxsize=QUEUED_EPISODES * len(seeds))
-    processes = [
-        context.Process(target=_work, args=(recipe, task, seed, results), daemon=True)
-        for seed in seeds
-    ]
+    workers: dict[Any, BaseProcess] = {}
     try:
-        for process in processes:
-            process.start()
+        # A pipe each and not one queue: a worker that is killed in the middle of a message then
+        # shows as the end of its pipe, and leaves no lock behind that the others wait for. A pipe
+        # holds less than an episode, so workers pause while nobody reads.
+        for seed in seeds:
+            reader, writer = context.Pipe(duplex=False)
+            arguments = (recipe, task, seed, writer)
+            worker: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
+            worker.start()
+            workers[reader] = worker
+            writer.close()  # the worker's is now the only one
         while True:
-            result = _next(results, processes)
-            if isinstance(result, str):
-                raise WorkerError(f"{recipe} worker failed:\n{result}")
-            yield result
+            for ready in wait(list(workers)):
+                yield _receive(ready, workers[ready])
     finally:
-        _end(processes)
-        results.close()
+        for worker in workers.values():
+            worker.terminate()
+        for reader, worker in workers.items():
+            worker.join()
+            reader.close()
 
 
-def _next(results: Any, processes: Sequence[BaseProcess]) -> Episode | str:
-    """Waits for an episode or a worker's traceback; a worker that died silently is an error."""
-    while True:
-        try:
-            return results.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            dead = [process for process in processes if process.exitcode is not None]
-            if not dead:
-                continue
-        try:
-            # It may have spoken between the two looks.
-            return results.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            raise WorkerError(
-                f"worker {dead[0].name} died without a message, exit code {dead[0].exitcode}"
-            ) from None
+def _receive(reader: Any, worker: BaseProcess) -> Episode:
+    try:
+        result = reader.recv()
+    except (EOFError, OSError):  # between messages, or within one
+        worker.join()
+        message = f"{worker.name} died without a message, exit code {worker.exitcode}"
+        raise WorkerError(message) from None
+    if isinstance(result, str):
+        raise WorkerError(f"{worker.name} failed:\n{result}")
+    return result
 
 
-def _work(recipe: str, task: TaskSpec, seed: np.random.SeedSequence, results: Any) -> None:
-    """Body of a worker: puts episodes, or one traceback as text, into `results`."""
+def _work(recipe: str, task: TaskSpec, seed: np.random.SeedSequence, writer: Any) -> None:
+    """Body of a worker: sends episodes, or at last one traceback as text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
     torch.set_num_threads(1)
     try:
         for episode in RECIPES[recipe](task, np.random.default_rng(seed)):
-            results.put(episode)
+            writer.send(episode)
+    except BrokenPipeError:
+        pass  # the parent is gone
     except Exception:
-        results.put(traceback.format_exc())
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    started = [process for process in processes if process.pid is not None]
-    for process in started:
-        process.terminate()
-    for process in started:
-        process.join()
+        writer.send(traceback.format_exc())

@@ -1,0 +1,94 @@
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_model
+
+from agentic.policy import Policy
+from agentic.tokens import Steps
+
+
+def _act_through(model, steps):
+    """The actions that a policy takes when the world answers as recorded in `steps`."""
+    policy = Policy(model, steps.task.numpy(), trials=int(steps.trajectory.max()) + 1)
+    actions = []
+    for t in range(steps.timestep.shape[1]):
+        if steps.timestep[0, t] == 0:
+            policy.begin_trial()
+        actions.append(policy.act(steps.observation[:, t].numpy(), steps.return_to_go[:, t].numpy()))
+        policy.record(
+            steps.action[:, t].numpy(), steps.reward[:, t].numpy(), steps.completion[:, t].numpy()
+        )
+    return np.stack(actions, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "past", "trajectory_embedding"),
+    list(itertools.product(["step", "interleaved"], ["keep", "none"], [False, True])),
+)
+def test_cached_equals_encoding_the_whole_context_again(
+    layout, past, trajectory_embedding, random_steps
+):
+    model = make_model(
+        layout=layout,
+        past_action=past,
+        past_reward=past,
+        trajectory_embedding=trajectory_embedding,
+        tasks=("a", "b"),
+    )
+    model.set_units(
+        observation_mean=np.full(3, 0.3),
+        observation_std=np.full(3, 2.0),
+        return_scale=np.array([3.0, 4.0]),
+    )
+    steps = random_steps(3, 3, 5, tasks=2)
+    cached = _act_through(model, steps)
+    with torch.no_grad():
+        for t in range(15):  # what the context holds when a_t is chosen, and nothing more
+            known = Steps(
+                **{
+                    f.name: getattr(steps, f.name)[:, : t + 1].clone()
+                    if f.name != "task"
+                    else steps.task
+                    for f in dataclasses.fields(steps)
+                }
+            )
+            for name in ("action", "reward", "completion"):
+                getattr(known, name)[:, t] = 0
+            assert cached[:, t] == pytest.approx(model(known)[:, t].numpy(), abs=1e-5)
+
+
+def test_cached_equals_full_at_real_size(random_steps):
+    model = make_model(width=128, heads=1, layers=3, feed_forward=4, episode_steps=300)
+    steps = random_steps(2, 3, 300)
+    with torch.no_grad():
+        full = model(steps).numpy()
+    assert _act_through(model, steps) == pytest.approx(full, abs=1e-5)
+
+
+def test_contexts_do_not_see_each_other(random_steps):
+    model = make_model()
+    together = _act_through(model, random_steps(2, 2, 5))
+    steps = random_steps(2, 2, 5)
+    alone = Steps(**{f.name: getattr(steps, f.name)[1:] for f in dataclasses.fields(steps)})
+    assert _act_through(model, alone)[0] == pytest.approx(together[1], abs=1e-6)
+
+
+def test_more_trials_than_trajectory_embeddings():
+    model = make_model(trajectory_embedding=True)
+    with pytest.raises(ValueError, match="trials: got 4, expected at most 3"):
+        Policy(model, np.zeros(1, int), trials=4)
+
+
+def test_a_full_cache_says_so(random_steps):
+    model = make_model()
+    policy = Policy(model, np.zeros(1, int), trials=1)
+    policy.begin_trial()
+    for _ in range(5):
+        policy.act(np.zeros((1, 3)), np.ones(1))
+        policy.record(np.zeros((1, 2)), np.zeros(1), np.zeros(1))
+    policy.begin_trial()
+    with pytest.raises(ValueError, match="cache: got 6 tokens, expected at most its capacity 5"):
+        policy.act(np.zeros((1, 3)), np.ones(1))
