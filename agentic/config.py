@@ -112,7 +112,9 @@ class ChainConfig:
 
     trajectories: int  # N, the most trajectories in a chain
     count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch
-    single_fraction: float  # first part of the training that takes chains of one trajectory
+    window_fraction: float  # first part of the training, on windows of single good trajectories
+    window_share: float  # share of the micro-batches after it that are such windows
+    window_steps: int  # environment steps in a micro-batch of windows
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
     spread: str  # full: the others from all below the best; drawn: from a part of them, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
@@ -120,7 +122,9 @@ class ChainConfig:
     def __post_init__(self) -> None:
         _at_least("chain.trajectories", self.trajectories, 1)
         _one_of("chain.count", self.count, ("fixed", "uniform"))
-        _between("chain.single_fraction", self.single_fraction, 0, 1)
+        _between("chain.window_fraction", self.window_fraction, 0, 1)
+        _at_least("chain.window_steps", self.window_steps, 1)
+        _between("chain.window_share", self.window_share, 0, 1)
         _between("chain.best_from", self.best_from, 0, 1)
         _one_of("chain.spread", self.spread, ("full", "drawn"))
         _one_of("chain.loss_on", self.loss_on, ("last", "all"))

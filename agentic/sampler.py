@@ -5,6 +5,7 @@ data is the same however often training is stopped, resumed or read ahead by wor
 state to save is the step alone.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,16 @@ class Chain:
     episodes: tuple[int, ...]  # ascending by return; the last is the best
 
 
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Pieces of single trajectories, all of one length."""
+
+    length: int
+    task: np.ndarray  # (B,) index among the store's tasks
+    episode: np.ndarray  # (B,)
+    start: np.ndarray  # (B,) first step
+
+
 class ChainSampler:
     """Draws chains of one micro-batch at a time.
 
@@ -33,7 +44,7 @@ class ChainSampler:
         config: how chains are formed.
         batch_steps: environment steps in a micro-batch, filled with as many chains as fit.
         seed: of the whole stream.
-        single_steps: for micro-batches before this one, chains are single trajectories.
+        window_batches: micro-batches before this one are windows.
 
     Raises:
         ValueError: fewer episodes than a chain needs.
@@ -47,7 +58,7 @@ class ChainSampler:
         *,
         batch_steps: int,
         seed: int,
-        single_steps: int = 0,
+        window_batches: int = 0,
     ) -> None:
         if len(episodes) < config.trajectories:
             raise ValueError(
@@ -58,22 +69,44 @@ class ChainSampler:
         self.config = config
         self.batch_steps = batch_steps
         self.seed = seed
-        self.single_steps = single_steps
+        self.window_batches = window_batches
         # Episodes of each task by ascending return: a chain's best is drawn from the end of it,
         # the others from below the best.
         returns_KE = store.returns[:, episodes]
         self.ranked_KE = episodes[np.argsort(returns_KE, axis=1, kind="stable")]
 
-    def draw(self, index: int) -> list[Chain]:
-        """The chains of micro-batch `index`; all of one length, so nothing is padded."""
+    def draw(self, index: int) -> list[Chain] | Windows:
+        """Micro-batch `index`: windows first, then chains, all of one length, with some windows.
+
+        Windows are as long as drawn, from one step upwards: what is also decided without its
+        history cannot be learned by copying from it.
+        """
         rng = np.random.default_rng([self.seed, index])
+        if index < self.window_batches or rng.random() < self.config.window_share:
+            return self._windows(rng)
         count = self.config.trajectories
-        if index < self.single_steps:
-            count = 1
-        elif self.config.count == "uniform":
+        if self.config.count == "uniform":
             count = int(rng.integers(1, count + 1))
         chains = max(1, self.batch_steps // (count * self.store.steps))
         return [self._chain(rng, count) for _ in range(chains)]
+
+    def _windows(self, rng: np.random.Generator) -> Windows:
+        T = self.store.steps
+        length = int(round(math.exp(rng.uniform(0, math.log(T)))))
+        B = max(1, self.config.window_steps // length)
+        task_B = rng.integers(len(self.ranked_KE), size=B)
+        episodes = self.ranked_KE.shape[1]
+        rank_B = rng.integers(self._lowest(episodes), episodes, size=B)
+        return Windows(
+            length=length,
+            task=task_B,
+            episode=self.ranked_KE[task_B, rank_B],
+            start=rng.integers(T - length + 1, size=B),
+        )
+
+    def _lowest(self, episodes: int) -> int:
+        """Rank from which on an episode may be a chain's best."""
+        return min(math.ceil(episodes * (1 - self.config.best_from)), episodes - 1)
 
     def _chain(self, rng: np.random.Generator, count: int) -> Chain:
         """The best from the top `best_from`, the others below it, all different.
@@ -88,8 +121,7 @@ class ChainSampler:
         if self.config.best_from == 1:  # as in the paper: all uniform
             drawn = np.sort(rng.choice(episodes, size=count, replace=False))
             return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[drawn]))
-        lowest = min(int(np.ceil(episodes * (1 - self.config.best_from))), episodes - 1)
-        best = int(rng.integers(max(lowest, count - 1), episodes))
+        best = int(rng.integers(max(self._lowest(episodes), count - 1), episodes))
         floor = 0
         if self.config.spread == "drawn":
             floor = min(int(best * rng.random()), best - (count - 1))
@@ -98,7 +130,31 @@ class ChainSampler:
 
     def batch(self, index: int) -> tuple[Steps, torch.Tensor]:
         """Micro-batch `index`: its steps, and which of them the loss counts (B, L)."""
-        return assemble(self.store, self.draw(index), self.config.loss_on)
+        drawn = self.draw(index)
+        if isinstance(drawn, Windows):
+            steps = cut(self.store, drawn)
+            return steps, steps.valid.float()
+        return assemble(self.store, drawn, self.config.loss_on)
+
+
+def cut(store: EpisodeStore, windows: Windows) -> Steps:
+    """Gathers windows, (B, length, ·); each is told its own trajectory's return."""
+    e_B1 = windows.episode[:, None]
+    k_B1 = windows.task[:, None]
+    t_BL = windows.start[:, None] + np.arange(windows.length)
+    last_BL = t_BL == store.steps - 1  # its own return is the target: reached
+    arrays = {
+        "return_to_go": store.own_return_to_go[k_B1, e_B1, t_BL],
+        "observation": store.observation[e_B1, t_BL],
+        "action": store.action[e_B1, t_BL],
+        "reward": store.reward[k_B1, e_B1, t_BL],
+        "completion": last_BL.astype(np.float32),
+        "timestep": t_BL,
+        "trajectory": np.zeros_like(t_BL),
+        "valid": np.ones_like(last_BL),
+        "task": windows.task,
+    }
+    return Steps(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def assemble(

@@ -1,11 +1,13 @@
 """A domain's episodes in memory, relabelled with each task's reward, with their statistics."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from agentic import hindsight
 from agentic.episodes import Episode, buffer_dir, episode_files, read_episode
 from envs import TaskSpec, reward
 
@@ -42,6 +44,15 @@ class EpisodeStore:
     def steps(self) -> int:
         """T."""
         return self.action.shape[1]
+
+    @cached_property
+    def own_return_to_go(self) -> np.ndarray:
+        """(K, E, T) float32: each trajectory told to reach its own return."""
+        own = [
+            [hindsight.returns_to_go(self.reward[k, e], self.returns[k, e]) for e in range(self.episodes)]
+            for k in range(len(self.specs))
+        ]
+        return np.array(own, np.float32)
 
     def observation_units(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (+1e-6) of every observation entry, (O,) float32 each."""

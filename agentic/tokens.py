@@ -96,6 +96,7 @@ class TokenEmbedding(nn.Module):
         place_BLD = self._place(steps)
         if self.config.layout == "step":
             inner_BL = steps.timestep > 0
+            inner_BL[:, 0] = False  # a window's first step knows no step before it
             token_BLD = self._now(steps) + place_BLD + self._past(
                 _previous(steps.action) * inner_BL[..., None],
                 _previous(steps.reward) * inner_BL,

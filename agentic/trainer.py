@@ -105,7 +105,7 @@ class Trainer:
             config.chain,
             batch_steps=config.batch_steps,
             seed=config.seed,
-            single_steps=round(config.steps * config.chain.single_fraction) * accumulate,
+            window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
         )
         self.validation: ChainSampler | None = None
         if len(held_out) >= config.chain.trajectories:

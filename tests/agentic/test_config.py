@@ -68,6 +68,7 @@ def test_ranges_are_checked(cls, values, field):
             "trajectories": 2,
             "count": "fixed",
             "single_fraction": 0.0,
+            "window_share": 0.0,
             "best_from": 1.0,
             "spread": "full",
             "loss_on": "last",
