@@ -27,12 +27,12 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Pieces of single trajectories, all of one length."""
+    """B chains of which only one window of every trajectory is seen, all of one length."""
 
-    length: int
+    length: int  # steps of every window
     task: np.ndarray  # (B,) index among the store's tasks
-    episode: np.ndarray  # (B,)
-    start: np.ndarray  # (B,) first step
+    episodes: np.ndarray  # (B, N) ascending by return
+    start: np.ndarray  # (B, N) first step of each window
 
 
 class ChainSampler:
@@ -91,17 +91,23 @@ class ChainSampler:
         return [self._chain(rng, count) for _ in range(chains)]
 
     def _windows(self, rng: np.random.Generator) -> Windows:
-        T = self.store.steps
-        length = int(round(math.exp(rng.uniform(0, math.log(T)))))
-        B = max(1, self.config.window_steps // length)
+        """Formed like chains, except that a trajectory may come twice, in different windows."""
+        T, episodes = self.store.steps, self.ranked_KE.shape[1]
+        total = round(math.exp(rng.uniform(0, math.log(T))))
+        count = int(rng.integers(1, self.config.trajectories + 1))
+        length = max(1, total // count)
+        B = max(1, self.config.window_steps // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
-        episodes = self.ranked_KE.shape[1]
-        rank_B = rng.integers(self._lowest(episodes), episodes, size=B)
+        best_B = rng.integers(max(self._lowest(episodes), count - 1), episodes, size=B)
+        part_B = rng.random(B) if self.config.spread == "drawn" else np.zeros(B)
+        floor_B = (best_B * part_B).astype(int)
+        drawn_BN = rng.random((B, count - 1)) * (best_B - floor_B)[:, None]
+        rank_BN = np.column_stack([floor_B[:, None] + np.sort(drawn_BN.astype(int)), best_B])
         return Windows(
             length=length,
             task=task_B,
-            episode=self.ranked_KE[task_B, rank_B],
-            start=rng.integers(T - length + 1, size=B),
+            episodes=self.ranked_KE[task_B[:, None], rank_BN],
+            start=rng.integers(T - length + 1, size=(B, count)),
         )
 
     def _lowest(self, episodes: int) -> int:
@@ -132,29 +138,38 @@ class ChainSampler:
         """Micro-batch `index`: its steps, and which of them the loss counts (B, L)."""
         drawn = self.draw(index)
         if isinstance(drawn, Windows):
-            steps = cut(self.store, drawn)
-            return steps, steps.valid.float()
+            return cut(self.store, drawn, self.config.loss_on)
         return assemble(self.store, drawn, self.config.loss_on)
 
 
-def cut(store: EpisodeStore, windows: Windows) -> Steps:
-    """Gathers windows, (B, length, ·); each is told its own trajectory's return."""
-    e_B1 = windows.episode[:, None]
-    k_B1 = windows.task[:, None]
-    t_BL = windows.start[:, None] + np.arange(windows.length)
-    last_BL = t_BL == store.steps - 1  # its own return is the target: reached
+def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, torch.Tensor]:
+    """Gathers windows of chains that are relabelled to their best, as `assemble` does whole ones.
+
+    Returns:
+        The steps (B, L, ·) with L = N · length, and the loss weights (B, L).
+    """
+    B, N = windows.episodes.shape
+    k_BN1, e_BN1 = windows.task[:, None, None], windows.episodes[..., None]
+    t_BNW = windows.start[..., None] + np.arange(windows.length)
+    returns_BN1 = store.returns[k_BN1, e_BN1]
+    target_B11 = returns_BN1.max(axis=1, keepdims=True)
+    reached_BNW = (t_BNW == store.steps - 1) & (returns_BN1 >= target_B11)
+    missing_BN1 = (target_B11 - returns_BN1).astype(np.float32)
     arrays = {
-        "return_to_go": store.own_return_to_go[k_B1, e_B1, t_BL],
-        "observation": store.observation[e_B1, t_BL],
-        "action": store.action[e_B1, t_BL],
-        "reward": store.reward[k_B1, e_B1, t_BL],
-        "completion": last_BL.astype(np.float32),
-        "timestep": t_BL,
-        "trajectory": np.zeros_like(t_BL),
-        "valid": np.ones_like(last_BL),
-        "task": windows.task,
+        "return_to_go": store.own_return_to_go[k_BN1, e_BN1, t_BNW] + missing_BN1,
+        "observation": store.observation[e_BN1, t_BNW],
+        "action": store.action[e_BN1, t_BNW],
+        "reward": store.reward[k_BN1, e_BN1, t_BNW],
+        "completion": reached_BNW.astype(np.float32),
+        "timestep": t_BNW,
+        "trajectory": np.broadcast_to(np.arange(N)[:, None], t_BNW.shape),
+        "valid": np.ones_like(reached_BNW),
     }
-    return Steps(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    L = N * windows.length
+    tensors = {n: torch.from_numpy(a.reshape(B, L, *a.shape[3:])) for n, a in arrays.items()}
+    weight_NW = torch.from_numpy(hindsight.loss_weights(N, windows.length, loss_on))
+    steps = Steps(**tensors, task=torch.from_numpy(windows.task))
+    return steps, weight_NW.flatten().expand(B, L)
 
 
 def assemble(
