@@ -1,8 +1,9 @@
 """Checkpoints: one versioned dict of plain types and tensors, written whole or not at all.
 
-Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (quantiles, sources),
-model, averaged (the weights that act), optimizer, torch_rng, best (the best rollout so far, or None). The order of the data needs
-no state of its own: `ChainSampler` is a pure function of seed and step.
+Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (number and quantiles of
+the episodes), model, averaged (the weights that act), optimizer, torch_rng, best (the best rollout so
+far, or None). The order of the data needs no state of its own: `ChainSampler` is a pure function of
+seed and step.
 """
 
 import io
@@ -38,8 +39,8 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"checkpoint: got {path}, expected a checkpoint file")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"checkpoint: {path} cannot be read ({reason})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"checkpoint: {path} is not a checkpoint of this software")

@@ -116,7 +116,9 @@ class ChainConfig:
     window_share: float  # share of the micro-batches after it that are such windows
     window_steps: int  # environment steps in a micro-batch of windows
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
-    spread: str  # full: the others from all below the best; drawn: from a part of them, of drawn size
+    spread: (
+        str  # full: the others from all below the best; drawn: from a part of them, of drawn size
+    )
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
 
     def __post_init__(self) -> None:
@@ -279,7 +281,6 @@ class EvaluateConfig:
     """Everything that `agentic-evaluate` is told."""
 
     checkpoint: str  # a file, or a run directory (its best checkpoint)
-    task: str | None  # none: every task of the checkpoint
     contexts: int
     trials: int
     target: float
@@ -287,10 +288,9 @@ class EvaluateConfig:
     seed: int
     output: str | None  # directory of results.json; none: a new folder beside the checkpoint
     video: bool
+    task: TaskConfig | None = None  # none: every task of the checkpoint
 
     def __post_init__(self) -> None:
         RolloutConfig(contexts=self.contexts, trials=self.trials, target=self.target)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _at_least("seed", self.seed, 0)
-        if self.task is not None:
-            expand(self.task)

@@ -18,7 +18,7 @@ FILE_NAME = re.compile(r"(?:.+_)?(\d+)_(\d+)\.npz")
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One episode of T steps (ExoRL's arrays, `facts`: reward[t] belongs to the state reached at t).
+    """One episode of T steps; reward[t] belongs to the state reached at t (ExoRL's alignment).
 
     Attributes:
         observation: (T+1, O) float32.

@@ -28,7 +28,7 @@ def command(values: dict[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
     judge(
         path,
-        specs=None if config.task is None else expand(config.task),
+        specs=None if config.task is None else expand(config.task.name),
         config=RolloutConfig(contexts=config.contexts, trials=config.trials, target=config.target),
         seed=config.seed,
         device=config.device,

@@ -66,9 +66,7 @@ def rollout(
     failed = np.zeros((contexts, trials), dtype=bool)
     actions = np.zeros((trials, spec.episode_steps, spec.action_size), np.float32)
     total = trials * spec.episode_steps
-    with tqdm(
-        total=total, desc=spec.name, unit="step", disable=None if progress else True
-    ) as bar:
+    with tqdm(total=total, desc=spec.name, unit="step", disable=None if progress else True) as bar:
         for k in range(trials):
             observation, _ = pool.reset([int(s) for s in seeds[:, k]])
             policy.begin_trial()

@@ -54,7 +54,9 @@ def judge(
                 f"task: got {spec.name!r}, expected one of the checkpoint's: {list(known)}"
             )
     seeds = trial_seeds(seed, EVALUATION, config.contexts, config.trials)
-    cache = sum(c.nbytes for c in model.caches(config.contexts, config.trials * specs[0].episode_steps))
+    cache = sum(
+        c.nbytes for c in model.caches(config.contexts, config.trials * specs[0].episode_steps)
+    )
     console.print(
         f"evaluating step {state['step']}: {config.contexts} contexts of {config.trials} trials, "
         f"key/value cache {cache / 2**20:.0f} MiB"

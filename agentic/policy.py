@@ -57,7 +57,7 @@ class Policy:
         return self.model.decode(self.previous, self.current, self.caches).cpu().numpy()
 
     def record(self, action: np.ndarray, reward: np.ndarray, completed: np.ndarray) -> None:
-        """What became of the last decision: action taken (C, A), reward (C,), target reached (C,)."""
+        """What the last decision led to: action (C, A), reward (C,), target reached (C,)."""
         assert self.current is not None, "record follows act"
         self.previous = replace(
             self.current,

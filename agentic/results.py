@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -126,36 +127,53 @@ def _git_commit() -> str | None:
 
 
 def print_table(entries: list[dict[str, Any]], console: Console) -> None:
-    """One row a task; an average row where there are several."""
-    table = Table(title="Returns (mean over contexts, 95 % interval of the contexts)")
-    for heading in ("task", "first trial", "last trial", "mean", "max of n", "max of n, reset"):
-        table.add_column(heading, justify="left" if heading == "task" else "right")
-    table.add_column("last, reset", justify="right")
-    for heading in ("random", "data median", "data p90", "data best", "last / best"):
-        table.add_column(heading, justify="right")
-    for entry in entries:
-        data, reset = entry["dataset"], entry["context_reset"]
-        table.add_row(
-            entry["task"],
-            *(_spell(entry[name]) for name in ("first", "last", "mean", "max")),
-            _spell(reset["max"]),
-            _spell(reset["last"]),
-            f"{entry['random']['mean']:.1f}",
-            *(f"{data[name]:.1f}" for name in ("median", "p90", "max")),
-            f"{entry['last']['mean'] / data['max']:.0%}" if data["max"] > 0 else "n/a",
-        )
-    if len(entries) > 1:
-        means = [float(np.mean([e[n]["mean"] for e in entries])) for n in ("first", "last")]
-        table.add_row("average", *(f"{m:.1f}" for m in means))
+    """One column a task, and their average where there are several."""
+    table = Table(title="Returns: mean over contexts (95 % interval of the contexts)")
+    table.add_column("")
+    names = [entry["task"] for entry in entries] + ["average"] * (len(entries) > 1)
+    for name in names:
+        table.add_column(name, justify="right")
+    context, reset = (lambda e: e), (lambda e: e["context_reset"])
+    for label, part, name in (
+        ("first trial", context, "first"),
+        ("last trial", context, "last"),
+        ("mean of trials", context, "mean"),
+        ("max of trials", context, "max"),
+        ("last trial, context reset", reset, "last"),
+        ("max of trials, context reset", reset, "max"),
+    ):
+        rows = [part(entry)[name] for entry in entries]
+        table.add_row(label, *(_spell(row) for row in rows), *_average(row["mean"] for row in rows))
+    table.add_section()
+    random = [entry["random"]["mean"] for entry in entries]
+    table.add_row("random policy", *(f"{r:.1f}" for r in random), *_average(random))
+    for name in ("median", "p90", "max"):
+        column = [entry["dataset"][name] for entry in entries]
+        table.add_row(f"dataset {name}", *(f"{v:.1f}" for v in column), *_average(column))
+    ratios = [_ratio(entry["last"]["mean"], entry["dataset"]["max"]) for entry in entries]
+    table.add_row("last trial / dataset max", *ratios)
     console.print(table)
     for entry in entries:
         trials = "  ".join(f"{m:.1f}" for m in entry["trial_means"])
-        console.print(f"{entry['task']}: trial by trial {trials}  (target {entry['target_return']:.1f})")
+        console.print(
+            f"{entry['task']}: trial by trial {trials}, target {entry['target_return']:.1f}",
+            soft_wrap=True,
+        )
         if entry["failed"]:
             console.print(f"{entry['task']}: {entry['failed']} trials failed, see results.json")
 
 
+def _average(values: Iterable[float]) -> list[str]:
+    """One more cell where there are several tasks."""
+    listed = list(values)
+    return [f"{np.mean(listed):.1f}"] if len(listed) > 1 else []
+
+
+def _ratio(value: float, best: float) -> str:
+    return f"{value / best:.0%}" if best > 0 else "n/a"
+
+
 def _spell(row: dict[str, Any]) -> str:
     if row["interval"] is None:
-        return f"{row['mean']:.1f} [n/a]"
-    return "{:.1f} [{:.0f}, {:.0f}]".format(row["mean"], *row["interval"])
+        return f"{row['mean']:.1f} (n/a)"
+    return "{:.1f} ({:.0f} to {:.0f})".format(row["mean"], *row["interval"])

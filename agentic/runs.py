@@ -3,7 +3,7 @@
 import itertools
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,15 @@ def fresh_dir(parent: Path, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def open_run(values: dict[str, Any]) -> tuple[TrainConfig, Path, bool]:
+def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig, Path, bool]:
     """The settings and the directory of a new run, or of the one to go on with.
 
     `resume=<run dir>` takes the run's own settings; the same `run_dir` with the same settings
     resumes as well.
+
+    Args:
+        values: the composed settings.
+        overridden: what the command line says, as it says it.
 
     Returns:
         Settings, run directory, whether it is resumed.
@@ -53,9 +57,14 @@ def open_run(values: dict[str, Any]) -> tuple[TrainConfig, Path, bool]:
         ValueError: a setting is off, a directory cannot be used, or holds another run.
     """
     if values.get("resume") is not None:
+        others = [name for name in overridden if not name.startswith("resume=")]
+        if others:
+            raise ValueError(f"resume: goes on with the run's own settings, got also {others}")
         run_dir = Path(values["resume"])
         return read_config(run_dir), run_dir, True
     config = build(TrainConfig, values)
+    # A run may be resumed from another working directory.
+    config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
     if config.run_dir is None:
         run_dir = fresh_dir(Path("runs"), config.task.name)
     else:
@@ -150,7 +159,7 @@ def print_start(
     table.add_row(
         "memory, estimated",
         f"{memory.total / 2**20:.0f} MiB (activations {memory.activations / 2**20:.0f}), "
-        f"data {(store.observation.nbytes + store.action.nbytes + store.reward.nbytes) / 2**20:.0f}",
+        f"data {store.nbytes / 2**20:.0f} MiB",
     )
     table.add_row("device", f"{model.head.weight.device}, {config.precision}")
     console.print(table)

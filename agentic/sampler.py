@@ -73,7 +73,7 @@ class ChainSampler:
         # Episodes of each task by ascending return: a chain's best is drawn from the end of it,
         # the others from below the best.
         returns_KE = store.returns[:, episodes]
-        self.ranked_KE = episodes[np.argsort(returns_KE, axis=1, kind="stable")]
+        self.ranked_KE = np.stack([episodes[hindsight.ascending(row)] for row in returns_KE])
 
     def draw(self, index: int) -> list[Chain] | Windows:
         """Micro-batch `index`: windows first, then chains, all of one length, with some windows.
@@ -162,7 +162,7 @@ def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, tor
         "reward": store.reward[k_BN1, e_BN1, t_BNW],
         "completion": reached_BNW.astype(np.float32),
         "timestep": t_BNW,
-        "trajectory": np.broadcast_to(np.arange(N)[:, None], t_BNW.shape),
+        "trajectory": np.zeros_like(t_BNW) + np.arange(N)[:, None],
         "valid": np.ones_like(reached_BNW),
     }
     L = N * windows.length
@@ -172,9 +172,7 @@ def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, tor
     return steps, weight_NW.flatten().expand(B, L)
 
 
-def assemble(
-    store: EpisodeStore, chains: list[Chain], loss_on: str
-) -> tuple[Steps, torch.Tensor]:
+def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[Steps, torch.Tensor]:
     """Gathers chains, relabels them to their best and pads shorter ones on the right.
 
     Returns:
@@ -183,7 +181,7 @@ def assemble(
     T = store.steps
     L = max(len(chain.episodes) for chain in chains) * T
     B = len(chains)
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "return_to_go": np.zeros((B, L), np.float32),
         "observation": np.zeros((B, L, store.observation.shape[2]), np.float32),
         "action": np.zeros((B, L, store.action.shape[2]), np.float32),
@@ -200,7 +198,7 @@ def assemble(
         returns_N = store.returns[chain.task, ids]
         reward_NT = store.reward[chain.task, ids]
         target = float(returns_N.max())
-        gathered = {
+        gathered: dict[str, np.ndarray] = {
             "return_to_go": hindsight.returns_to_go(reward_NT, target),
             "observation": store.observation[ids],
             "action": store.action[ids],

@@ -11,7 +11,15 @@ from agentic import hindsight
 from agentic.episodes import Episode, buffer_dir, episode_files, read_episode
 from envs import TaskSpec, reward
 
-QUANTILES = {"min": 0.0, "p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "max": 1.0}
+QUANTILES = {
+    "min": 0.0,
+    "p10": 0.1,
+    "p25": 0.25,
+    "median": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "max": 1.0,
+}
 RELABEL_MODE = "with_control"  # the reward sees the action, as the simulator's own does
 
 
@@ -45,11 +53,19 @@ class EpisodeStore:
         """T."""
         return self.action.shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays in memory."""
+        return self.observation.nbytes + self.action.nbytes + 2 * self.reward.nbytes
+
     @cached_property
     def own_return_to_go(self) -> np.ndarray:
         """(K, E, T) float32: each trajectory told to reach its own return."""
         own = [
-            [hindsight.returns_to_go(self.reward[k, e], self.returns[k, e]) for e in range(self.episodes)]
+            [
+                hindsight.returns_to_go(self.reward[k, e], self.returns[k, e])
+                for e in range(self.episodes)
+            ]
             for k in range(len(self.specs))
         ]
         return np.array(own, np.float32)

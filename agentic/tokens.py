@@ -97,22 +97,29 @@ class TokenEmbedding(nn.Module):
         if self.config.layout == "step":
             inner_BL = steps.timestep > 0
             inner_BL[:, 0] = False  # a window's first step knows no step before it
-            token_BLD = self._now(steps) + place_BLD + self._past(
-                _previous(steps.action) * inner_BL[..., None],
-                _previous(steps.reward) * inner_BL,
-                _previous(steps.completion),
-                inner_BL,
+            token_BLD = (
+                self._now(steps)
+                + place_BLD
+                + self._past(
+                    _previous(steps.action) * inner_BL[..., None],
+                    _previous(steps.reward) * inner_BL,
+                    _previous(steps.completion),
+                    inner_BL,
+                )
             )
             tokens_BLGD = token_BLD[:, :, None]
         else:
-            tokens_BLGD = torch.stack(
-                [
-                    self.return_to_go(steps.return_to_go[..., None]),
-                    self.observation(steps.observation),
-                    *self._outcome(steps),
-                ],
-                dim=2,
-            ) + place_BLD[:, :, None]
+            tokens_BLGD = (
+                torch.stack(
+                    [
+                        self.return_to_go(steps.return_to_go[..., None]),
+                        self.observation(steps.observation),
+                        *self._outcome(steps),
+                    ],
+                    dim=2,
+                )
+                + place_BLD[:, :, None]
+            )
         return self.norm(tokens_BLGD).flatten(1, 2)
 
     def next(self, previous: Steps | None, current: Steps) -> Tensor:

@@ -1,10 +1,11 @@
-"""agentic-train: data where missing, training, and the best checkpoint's trials in the simulator."""
+"""agentic-train: data where missing, training, and trials of the best checkpoint."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from agentic import checkpoint
@@ -53,7 +54,7 @@ def build_model(config: TrainConfig, store: EpisodeStore) -> AgenticTransformer:
 
 def command(values: dict[str, Any]) -> None:
     """Trains, or goes on training, then evaluates."""
-    config, run_dir, resumed = open_run(values)
+    config, run_dir, resumed = open_run(values, HydraConfig.get().overrides.task)
     console = Console()
     store = prepare_data(config, console)
     training, held_out = split(store, config.holdout)

@@ -258,8 +258,10 @@ class Trainer:
     def _rollout_due(self) -> bool:
         clocks, steps = self.config.clocks, self.config.steps
         late = self.step >= clocks.rollout_from * steps
-        return clocks.rollout_steps > 0 and late and (
-            self._due(clocks.rollout_steps) or self.step == steps
+        return (
+            clocks.rollout_steps > 0
+            and late
+            and (self._due(clocks.rollout_steps) or self.step == steps)
         )
 
     def _rollout(self, log: MetricLog, bar: tqdm) -> None:

@@ -24,5 +24,5 @@ def film(spec: TaskSpec, trials: Trials, path: Path) -> None:
             env.reset(seed=int(trials.seeds[0, k]))
             for action in trials.actions[k]:
                 env.step(action)
-                writer.append_data(env.render())
+                writer.append_data(env.render())  # type: ignore[attr-defined]
     env.close()

@@ -35,7 +35,7 @@ class LayerSize:
 
 
 def materialised_attention(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
-    """Causal softmax attention that builds the S×S matrix; queries are the last ones of the keys."""
+    """Causal softmax attention that builds the S×S matrix; the queries are the last keys'."""
     queries, keys = q_BHSK.shape[2], k_BHSK.shape[2]
     score_BHQS = q_BHSK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHSK.shape[3])
     score_BHQS = score_BHQS.masked_fill(~_causal_mask(queries, keys, q_BHSK.device), -math.inf)

@@ -33,8 +33,8 @@ def plan(
 ) -> MemoryPlan:
     """Estimates one forward and backward pass with AdamW in fp32.
 
-    A layer keeps about 8 width-D tensors and 2 of the feed-forward's width for its backward pass,
-    `vanilla` also the score matrix and its softmax. With `recompute` only the inputs are kept and
+    A layer keeps about 8 width-D tensors and one of the feed-forward's width for its backward
+    pass, `vanilla` also the softmax and the mask. With `recompute` only the inputs are kept and
     one layer's worth is alive at a time. (Counted from the operations in `parallel.layers`.)
 
     Args:
@@ -43,13 +43,14 @@ def plan(
         size: their widths.
         kind: a key of `parallel.layers.LAYERS`.
         recompute: see `TransformerLayer`.
-        batch, sequence: B, S of a micro-batch in tokens.
+        batch: B of a micro-batch.
+        sequence: S, tokens of each.
         element_bytes: of an activation, 4 (fp32) or 2 (bf16 autocast).
     """
     token = batch * sequence * size.width * element_bytes
-    kept = 8 * token + 2 * token * size.feed_forward // size.width
+    kept = 8 * token + token * size.feed_forward // size.width
     if kind == "vanilla":
-        kept += 2 * batch * size.heads * sequence**2 * element_bytes
+        kept += batch * size.heads * sequence**2 * (element_bytes + 1)
     activations = layers * token + kept if recompute else layers * kept
     return MemoryPlan(
         parameters=4 * parameters,

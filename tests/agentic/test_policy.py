@@ -17,7 +17,9 @@ def _act_through(model, steps):
     for t in range(steps.timestep.shape[1]):
         if steps.timestep[0, t] == 0:
             policy.begin_trial()
-        actions.append(policy.act(steps.observation[:, t].numpy(), steps.return_to_go[:, t].numpy()))
+        actions.append(
+            policy.act(steps.observation[:, t].numpy(), steps.return_to_go[:, t].numpy())
+        )
         policy.record(
             steps.action[:, t].numpy(), steps.reward[:, t].numpy(), steps.completion[:, t].numpy()
         )

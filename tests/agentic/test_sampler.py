@@ -6,27 +6,28 @@ import torch
 from conftest import make_store
 
 from agentic.config import ChainConfig
-from agentic.sampler import Chain, ChainSampler, assemble
+from agentic.sampler import Chain, ChainSampler, Windows, assemble, cut
 
 CONFIG = ChainConfig(
     trajectories=3,
     count="fixed",
-    single_fraction=0.0,
+    window_fraction=0.0,
     window_share=0.0,
+    window_steps=12,
     best_from=1.0,
     spread="full",
     loss_on="last",
 )
 
 
-def _sampler(store, batch_steps=12, seed=0, single_steps=0, **changes):
+def _sampler(store, batch_steps=12, seed=0, window_batches=0, **changes):
     return ChainSampler(
         store,
         np.arange(store.episodes),
         dataclasses.replace(CONFIG, **changes),
         batch_steps=batch_steps,
         seed=seed,
-        single_steps=single_steps,
+        window_batches=window_batches,
     )
 
 
@@ -34,7 +35,7 @@ def test_chains_ascend_without_repetition():
     store = make_store([5.0, 1.0, 4.0, 2.0, 3.0])
     sampler = _sampler(store)
     for i in range(50):
-        (chain,) = sampler.draw(i).chains
+        (chain,) = sampler.draw(i)
         returns = store.returns[0, list(chain.episodes)]
         assert len(set(chain.episodes)) == 3
         assert list(returns) == sorted(returns)
@@ -51,17 +52,17 @@ def test_draws_are_a_pure_function_of_seed_and_index():
 def test_best_comes_from_the_top_and_everything_is_drawn():
     store = make_store([float(r) for r in range(10)])
     sampler = _sampler(store, best_from=0.2)
-    chains = [chain for i in range(300) for chain in sampler.draw(i).chains]
+    chains = [chain for i in range(300) for chain in sampler.draw(i)]
     assert {chain.episodes[-1] for chain in chains} == {8, 9}
     assert {e for chain in chains for e in chain.episodes[:-1]} == set(range(9))
-    uniform = [chain for i in range(300) for chain in _sampler(store).draw(i).chains]
+    uniform = [chain for i in range(3000) for chain in _sampler(store).draw(i)]
     assert {chain.episodes[0] for chain in uniform} == set(range(8))
 
 
 def test_drawn_spread_gives_narrow_chains_as_well_as_wide_ones():
     store = make_store([float(r) for r in range(20)])
     drawn, full = (
-        np.array([s.draw(i).chains[0].episodes for i in range(400)]) @ [-1, 0, 1]
+        np.array([s.draw(i)[0].episodes for i in range(400)]) @ [-1, 0, 1]
         for s in (_sampler(store, best_from=0.05, spread=spread) for spread in ("drawn", "full"))
     )
     assert drawn.min() == 2
@@ -71,14 +72,13 @@ def test_drawn_spread_gives_narrow_chains_as_well_as_wide_ones():
 
 def test_number_of_trajectories_is_drawn_and_fills_the_batch():
     store = make_store([float(r) for r in range(10)])
-    sampler = _sampler(store, count="uniform", batch_steps=24, single_steps=5)
-    sizes = [[len(chain.episodes) for chain in sampler.draw(i).chains] for i in range(60)]
-    assert all(s == [1] * 6 for s in sizes[:5])
-    assert {tuple(s) for s in sizes[5:]} == {(1,) * 6, (2,) * 3, (3,) * 2}
+    sampler = _sampler(store, count="uniform", batch_steps=24)
+    sizes = {tuple(len(chain.episodes) for chain in sampler.draw(i)) for i in range(60)}
+    assert sizes == {(1,) * 6, (2,) * 3, (3,) * 2}
 
 
 def test_a_chain_that_does_not_fit_the_batch_still_comes_alone():
-    (chain,) = _sampler(make_store([1.0, 2.0, 3.0]), batch_steps=1).draw(0).chains
+    (chain,) = _sampler(make_store([1.0, 2.0, 3.0]), batch_steps=1).draw(0)
     assert chain.episodes == (0, 1, 2)
 
 
@@ -90,7 +90,7 @@ def test_fewer_trajectories_than_a_chain_needs():
 def test_tasks_are_drawn_and_ranked_by_their_own_returns():
     store = make_store([1.0, 2.0, 3.0], tasks=2)
     sampler = _sampler(store, batch_steps=1)
-    chains = [sampler.draw(i).chains[0] for i in range(40)]
+    chains = [sampler.draw(i)[0] for i in range(40)]
     assert {c.task: c.episodes for c in chains} == {0: (0, 1, 2), 1: (2, 1, 0)}
 
 
@@ -117,22 +117,56 @@ def test_shorter_chains_are_padded_on_the_right():
     assert torch.equal(steps.observation[0, :2], steps.observation[1, 2:])
 
 
-def test_windows_are_pieces_of_single_trajectories():
+def test_windows_come_first_and_then_now_and_again():
     store = make_store([float(r) for r in range(10)])
-    sampler = _sampler(store, best_from=0.1, window_share=0.5, single_steps=10)
-    draws = [sampler.draw(i) for i in range(200)]
-    assert all(draw.window is not None for draw in draws[:10])
-    assert {draw.window for draw in draws} == {None, 1, 2, 4}
-    assert 0.35 < np.mean([draw.window is not None for draw in draws[10:]]) < 0.65
-    for i, draw in enumerate(draws):
-        steps, weight_BL = sampler.batch(i)
-        if draw.window is None:
-            assert steps.timestep.shape == (1, 12)
-            continue
-        assert steps.timestep.shape == (12 // draw.window, draw.window)
-        assert weight_BL.shape == steps.timestep.shape
-        assert weight_BL.all()
-        # Pieces in order: the whole trajectories again.
-        assert steps.timestep.flatten().tolist() == [0, 1, 2, 3] * 3
-        assert steps.observation[..., 0].flatten().tolist() == [36.0, 37.0, 38.0, 39.0] * 3
-        assert steps.task.shape == (len(steps.timestep),)
+    sampler = _sampler(store, window_share=0.5, window_batches=10)
+    draws = [isinstance(sampler.draw(i), Windows) for i in range(200)]
+    assert all(draws[:10])
+    assert 0.35 < np.mean(draws[10:]) < 0.65
+
+
+def test_windows_are_formed_like_chains_of_any_length():
+    store = make_store([float(r) for r in range(10)], steps=6)
+    sampler = _sampler(store, best_from=0.2, window_batches=300, spread="drawn")
+    seen = set()
+    for i in range(300):
+        windows = sampler.draw(i)
+        B, N = windows.episodes.shape
+        seen.add((N, windows.length))
+        assert B == max(1, 12 // (N * windows.length))
+        assert set(windows.episodes[:, -1]) <= {8, 9}
+        assert (np.diff(windows.episodes, axis=1) >= 0).all()
+        assert windows.start.min() >= 0
+        assert windows.start.max() + windows.length <= 6
+    assert seen >= {(1, 1), (1, 6), (2, 3), (3, 2), (3, 1)}
+
+
+@pytest.mark.parametrize("loss_on", ["last", "all"])
+def test_whole_windows_are_the_chain_itself(loss_on):
+    store = make_store([2.0, 5.0, 9.0], steps=4, tasks=2)
+    episodes = np.array([[0, 2], [1, 2], [2, 0]])
+    task = np.array([0, 0, 1])
+    windows = Windows(length=4, task=task, episodes=episodes, start=np.zeros((3, 2), int))
+    chains = [
+        Chain(task=int(k), episodes=tuple(map(int, e))) for k, e in zip(task, episodes, strict=True)
+    ]
+    steps, weight_BL = cut(store, windows, loss_on)
+    expected, expected_weight_BL = assemble(store, chains, loss_on)
+    for name, value in vars(expected).items():
+        assert torch.allclose(getattr(steps, name), value), name
+        assert getattr(steps, name).dtype == value.dtype, name
+    assert torch.equal(weight_BL, expected_weight_BL)
+
+
+def test_a_window_is_that_part_of_the_chain():
+    store = make_store([2.0, 4.0], steps=4)
+    windows = Windows(
+        length=2, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.array([[1, 2]])
+    )
+    steps, weight_BL = cut(store, windows, "last")
+    assert steps.timestep.tolist() == [[1, 2, 2, 3]]
+    assert steps.trajectory.tolist() == [[0, 0, 1, 1]]
+    assert steps.return_to_go.tolist() == [[3.5, 3.0, 2.0, 1.0]]
+    assert steps.completion.tolist() == [[0.0, 0.0, 0.0, 1.0]]
+    assert steps.observation[0, :, 0].tolist() == [1.0, 2.0, 6.0, 7.0]
+    assert weight_BL.tolist() == [[0.0, 0.0, 1.0, 1.0]]

@@ -12,7 +12,9 @@ def _identity(model):
     embedding = model.embedding
     embedding.norm = torch.nn.Identity()
     torch.nn.init.zeros_(embedding.timestep.weight)
-    for column, name in enumerate(("return_to_go", "observation", "action", "reward", "completion")):
+    for column, name in enumerate(
+        ("return_to_go", "observation", "action", "reward", "completion")
+    ):
         layer = getattr(embedding, name)
         torch.nn.init.zeros_(layer.weight)
         torch.nn.init.ones_(layer.weight[column : column + 1])

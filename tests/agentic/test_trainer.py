@@ -37,7 +37,8 @@ def _config(model, **changes):
         chain=ChainConfig(
             trajectories=2,
             count="uniform",
-            single_fraction=0.3,
+            window_fraction=0.3,
+            window_steps=10,
             window_share=0.3,
             best_from=0.5,
             spread="drawn",
@@ -121,7 +122,9 @@ def test_resumed_equals_straight_to_the_last_bit(tmp_path):
         states = (t.optimizer.state_dict()["state"] for t in (straight, resumed))
         for ours, theirs in zip(*(s.values() for s in states), strict=True):
             assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-        assert torch.equal(resumed.state()["torch_rng"]["cpu"], straight.state()["torch_rng"]["cpu"])
+        assert torch.equal(
+            resumed.state()["torch_rng"]["cpu"], straight.state()["torch_rng"]["cpu"]
+        )
         assert _scalars(tmp_path / "parts") == _scalars(tmp_path / "straight")
 
 
@@ -170,10 +173,15 @@ def test_accumulation_is_the_mean_of_its_micro_batches(tmp_path):
     trainer.model.eval()
     trainer.model.train = lambda: trainer.model  # no dropout: the two ways draw differently
     losses = [trainer._loss(trainer.model, *trainer.sampler.batch(i)) for i in range(2)]
-    expected = torch.autograd.grad(sum(losses) / 2, list(trainer.model.parameters()), allow_unused=True)
+    expected = torch.autograd.grad(
+        sum(losses) / 2, list(trainer.model.parameters()), allow_unused=True
+    )
     seen = []
     step = trainer.optimizer.step
-    trainer.optimizer.step = lambda: (seen.extend(p.grad for p in trainer.model.parameters()), step())
+    trainer.optimizer.step = lambda: (
+        seen.extend(p.grad for p in trainer.model.parameters()),
+        step(),
+    )
     trainer.config = dataclasses.replace(
         trainer.config, optimizer=dataclasses.replace(trainer.config.optimizer, clip_norm=1e9)
     )

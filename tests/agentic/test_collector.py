@@ -1,0 +1,93 @@
+import json
+
+import numpy as np
+import pytest
+
+from agentic import collector
+from agentic.config import CollectConfig
+from agentic.episodes import buffer_dir, episode_files, read_episode
+from envs import TASKS
+
+SPEC = TASKS["jaco_reach_top_left"]
+
+
+def _config(**changes):
+    values = {
+        "recipe": "random",
+        "reward_task": SPEC.name,
+        "episodes": 8,
+        "seconds": 60.0,
+        "workers": 0,
+    } | changes
+    return CollectConfig(**values)
+
+
+def test_writes_exorls_files_and_says_what_they_are_worth(tmp_path):
+    returns = collector.collect(_config(), tmp_path, seed=0)
+    files = episode_files(buffer_dir(tmp_path, "jaco", "random"))
+    assert [p.name for p in files] == [f"episode_{i:06d}_250.npz" for i in range(8)]
+    episodes = [read_episode(path, SPEC) for path in files]
+    assert set(returns) == {name for name in TASKS if name.startswith("jaco")}
+    assert returns[SPEC.name] == pytest.approx([e.reward.sum() for e in episodes], abs=1e-3)
+    record = json.loads((tmp_path / "jaco" / "random" / "collect.json").read_text())
+    assert record["finished"]
+    assert not collector.unfinished(_config(), tmp_path)
+
+
+def test_the_same_seed_collects_the_same_and_more_is_added(tmp_path):
+    for place in ("a", "b"):
+        collector.collect(_config(), tmp_path / place, seed=0)
+    first, second = (episode_files(buffer_dir(tmp_path / p, "jaco", "random")) for p in "ab")
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(read_episode(one, SPEC).physics, read_episode(other, SPEC).physics)
+    before = [path.read_bytes() for path in first]
+    collector.collect(_config(episodes=4), tmp_path / "a", seed=0)
+    files = episode_files(buffer_dir(tmp_path / "a", "jaco", "random"))
+    assert len(files) == 12
+    assert [path.read_bytes() for path in files[:8]] == before
+    assert len({read_episode(path, SPEC).physics.tobytes() for path in files}) == 12
+
+
+def test_an_interrupted_collection_leaves_whole_files_and_is_completed(tmp_path, monkeypatch):
+    write, written = collector.write_episode, []
+
+    def interrupted(path, episode):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, episode)
+
+    monkeypatch.setattr(collector, "write_episode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(_config(), tmp_path, seed=0)
+    monkeypatch.undo()
+    directory = buffer_dir(tmp_path, "jaco", "random")
+    assert sorted(directory.iterdir()) == written
+    assert collector.unfinished(_config(), tmp_path)
+    collector.collect(_config(), tmp_path, seed=0)
+    assert len(episode_files(directory)) == 8
+    assert not collector.unfinished(_config(), tmp_path)
+
+
+def test_the_time_limit_ends_it(tmp_path):
+    collector.collect(_config(episodes=10**6, seconds=0.0), tmp_path, seed=0)
+    assert len(episode_files(buffer_dir(tmp_path, "jaco", "random"))) == 1
+
+
+def test_a_download_needs_no_collection(cartpole_data):
+    wanted = _config(recipe="td3", reward_task="cartpole_swingup")
+    assert not collector.unfinished(wanted, cartpole_data)
+    assert collector.unfinished(wanted, cartpole_data / "elsewhere")
+
+
+def test_clear_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"recipe: got 'ppo', expected one of"):
+        collector.collect(_config(recipe="ppo"), tmp_path, seed=0)
+    (tmp_path / "jaco").write_text("a file")
+    with pytest.raises(ValueError, match="data_dir: cannot make .*jaco/random/buffer"):
+        collector.collect(_config(), tmp_path, seed=0)
+    record = tmp_path / "damaged" / "jaco" / "random" / "collect.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    with pytest.raises(ValueError, match="collect.json is damaged"):
+        collector.collect(_config(), tmp_path / "damaged", seed=0)

@@ -1,0 +1,170 @@
+"""The commands as a user types them, in a shell of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentic.episodes import buffer_dir, episode_files
+
+SMALL = [
+    "task=jaco_reach_top_left",
+    "algorithms=[random]",
+    "chain.trajectories=2",
+    "batch_steps=500",
+    "chain.window_steps=100",
+    "model.width=16",
+    "model.layers=1",
+    "steps=4",
+    "clocks.rollout_steps=2",
+    "clocks.rollout_from=0",
+    "clocks.validate_steps=2",
+    "clocks.checkpoint_steps=2",
+    "clocks.log_steps=1",
+    "rollout.contexts=1",
+    "rollout.trials=1",
+    "evaluation.contexts=2",
+    "evaluation.trials=2",
+    "holdout=0.25",
+]
+
+
+def _run(cwd: Path, command: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", f"agentic.{command}", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        timeout=250,
+    )
+
+
+def _fails(done: subprocess.CompletedProcess, *words: str) -> None:
+    """One line on standard error that has all the words, and an exit code that is not 0."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    for word in words:
+        assert word in line
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with 8 random jaco episodes, collected by the command."""
+    place = tmp_path_factory.mktemp("workplace")
+    done = _run(
+        place, "collect", "task=jaco_reach_top_left", "recipe=random", "episodes=8", "workers=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "jaco_reach_bottom_right" in done.stdout
+    assert len(episode_files(buffer_dir(place / "data", "jaco", "random"))) == 8
+    assert [p.name for p in place.iterdir()] == ["data"]  # hydra leaves nothing behind
+    return place
+
+
+@pytest.fixture(scope="module")
+def run_dir(workplace) -> Path:
+    done = _run(workplace, "train", *SMALL, "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    for word in ("8 episodes", "memory, estimated", "last trial", "random policy", "dataset p90"):
+        assert word in done.stdout
+    return workplace / "run"
+
+
+def test_a_run_leaves_everything_that_is_promised(run_dir):
+    names = {p.name for p in run_dir.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "results.json", "checkpoints"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    logged = {name for line in lines for name in line}
+    assert logged >= {
+        "train/loss",
+        "train/learning_rate",
+        "train/gradient_norm",
+        "train/tokens_per_second",
+        "train/memory_bytes",
+        "validation/loss",
+        "rollout/jaco_reach_top_left/trial_1",
+    }
+    results = json.loads((run_dir / "results.json").read_text())
+    (entry,) = results["results"]
+    assert np.array(entry["returns"]).shape == (2, 2)
+    assert results["relabel_mode"] == "with_control"
+    assert {"p90", "max", "mean"} <= set(entry["dataset"])
+
+
+def test_evaluate_again_gives_the_same_and_never_writes_over_it(run_dir):
+    arguments = ["checkpoint=run", "contexts=2", "trials=2", "seed=0"]
+    done = _run(run_dir.parent, "evaluate", *arguments, "output=again")
+    assert done.returncode == 0, done.stderr
+    again = json.loads((run_dir.parent / "again" / "results.json").read_text())
+    first = json.loads((run_dir / "results.json").read_text())
+    assert again["results"][0]["returns"] == first["results"][0]["returns"]
+    _fails(_run(run_dir.parent, "evaluate", *arguments, "output=again"), "output:", "again")
+
+
+def test_checkpoint_of_another_task(run_dir):
+    done = _run(run_dir.parent, "evaluate", "checkpoint=run", "task=walker_walk")
+    _fails(done, "task: got 'walker_walk'", "jaco_reach_top_left")
+
+
+def test_the_same_command_resumes_and_other_settings_are_refused(run_dir):
+    (run_dir / "results.json").unlink()
+    done = _run(run_dir.parent, "train", *SMALL, "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    assert (run_dir / "results.json").exists()
+    done = _run(run_dir.parent, "train", *SMALL, "run_dir=run", "seed=5")
+    _fails(done, "run_dir: run holds a run with other settings")
+    done = _run(run_dir.parent, "train", "resume=run", "steps=9")
+    _fails(done, "resume", "steps")
+
+
+def test_resume_from_elsewhere(run_dir):
+    done = _run(Path("/"), "train", f"resume={run_dir}")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("train", ["task=walker_fly"], ["task/walker_fly", "walker_walk"]),
+        ("train", ["optimiser.lr=1"], ["optimiser"]),
+        ("train", ["steps=many"], ["steps: got 'many', expected int"]),
+        ("train", ["layer.kind=flash"], ["layer.kind: got 'flash'", "vanilla"]),
+        ("train", ["model.heads=3"], ["model.heads: got 3", "model.width=128"]),
+        ("train", ["algorithms=[rnd]"], ["data_dir: looked for", "data/cartpole/rnd/buffer"]),
+        ("train", ["algorithms=[rnd]", "data_dir=/nowhere"], ["looked for /nowhere/cartpole"]),
+        ("train", ["run_dir=/proc/run"], ["run_dir: cannot make /proc/run"]),
+        ("train", ["resume=nowhere"], ["resume: got nowhere"]),
+        ("collect", ["task=walker_fly"], ["task/walker_fly"]),
+        ("collect", ["recipe=ppo"], ["recipe: got 'ppo'", "td3"]),
+        ("collect", ["data_dir=/proc/x"], ["data_dir: cannot make /proc/x/cartpole"]),
+        ("collect", ["episodes=0"], ["collect.episodes: got 0"]),
+        ("evaluate", [], ["checkpoint"]),
+        ("evaluate", ["checkpoint=nowhere"], ["checkpoint: got nowhere"]),
+        ("evaluate", ["checkpoint=.", "trials=0"], ["trials: got 0"]),
+        ("evaluate", ["checkpoint=."], ["checkpoint: got .", "run directory"]),
+        ("evaluate", ["checkpoint=.", "task=fly"], ["task/fly", "walker_walk"]),
+    ],
+)
+def test_bad_input_gets_one_line(tmp_path, command, arguments, words):
+    _fails(_run(tmp_path, command, *arguments), *words)
+
+
+def test_too_few_trajectories(workplace):
+    done = _run(workplace, "train", *SMALL, "chain.trajectories=9", "run_dir=few")
+    _fails(done, "chain.trajectories: got 9", "6 episodes")
+
+
+def test_two_runs_in_one_second_have_their_own_directories(tmp_path):
+    from agentic.runs import fresh_dir
+
+    made = {fresh_dir(tmp_path / "runs", "x") for _ in range(5)}
+    assert len(made) == 5
