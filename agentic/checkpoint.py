@@ -1,9 +1,9 @@
 """Checkpoints: one versioned dict of plain types and tensors, written whole or not at all.
 
 Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (number and quantiles of
-the episodes), model, averaged (the weights that act), optimizer, torch_rng, best (the best rollout so
-far, or None). The order of the data needs no state of its own: `ChainSampler` is a pure function of
-seed and step.
+the episodes), model, averaged (the weights that act), optimizer, torch_rng, best (the best rollout
+so far, or None). The order of the data needs no state of its own: `ChainSampler` is a pure
+function of seed and step.
 """
 
 import io

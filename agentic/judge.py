@@ -6,12 +6,12 @@ from typing import Any
 from rich.console import Console
 
 from agentic import results
+from agentic import video as videos
 from agentic.checkpoint import load, restore_model
 from agentic.config import RolloutConfig
 from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
 from agentic.runs import choose_device
 from agentic.store import RELABEL_MODE
-from agentic.video import film
 from envs import TASKS, TaskSpec
 
 RANDOM_EPISODES = 16
@@ -53,6 +53,8 @@ def judge(
             raise ValueError(
                 f"task: got {spec.name!r}, expected one of the checkpoint's: {list(known)}"
             )
+    if video:
+        videos.check(specs[0])
     seeds = trial_seeds(seed, EVALUATION, config.contexts, config.trials)
     cache = sum(
         c.nbytes for c in model.caches(config.contexts, config.trials * specs[0].episode_steps)
@@ -81,7 +83,7 @@ def judge(
             )
         )
         if video:
-            film(spec, kept, output / "videos" / f"{spec.name}.mp4")
+            videos.film(spec, kept, output / "videos" / f"{spec.name}.mp4")
     trained = state["config"]
     about = {
         "checkpoint": str(path),

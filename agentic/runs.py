@@ -14,8 +14,7 @@ from rich.table import Table
 
 from agentic.config import TrainConfig, build
 from agentic.episodes import write_atomically
-from agentic.model import AgenticTransformer
-from agentic.store import EpisodeStore
+from agentic.trainer import Trainer
 from parallel.memory import plan
 
 CONFIG_FILE = "config.yaml"
@@ -126,12 +125,12 @@ def choose_device(name: str) -> torch.device:
 def print_start(
     config: TrainConfig,
     run_dir: Path,
-    store: EpisodeStore,
-    model: AgenticTransformer,
+    trainer: Trainer,
     console: Console,
 ) -> None:
     """What will be trained, on what, and about how much memory that takes."""
-    trajectories = config.chain.trajectories
+    store, model, chain = trainer.store, trainer.model, config.chain
+    trajectories = chain.trajectories
     chains = max(1, config.batch_steps // (trajectories * store.steps))
     sequence = trajectories * store.steps * model.spec.tokens_per_step
     memory = plan(
@@ -149,12 +148,22 @@ def print_start(
     for spec, row in zip(store.specs, store.return_quantiles(), strict=True):
         spread = "  ".join(f"{name} {row[name]:.1f}" for name in ("min", "median", "p90", "max"))
         table.add_row(f"returns, {spec.name}", spread)
+    held_out = f"{trainer.held_out} episodes held out"
+    if trainer.validation is None:
+        held_out += f", fewer than chain.trajectories={trajectories}: no validation"
+    table.add_row("validation", held_out)
     table.add_row("model", f"{model.parameter_count():,} parameters, {config.tokens.layout} layout")
     table.add_row("layer", f"{config.layer.kind}, recompute {config.layer.recompute}")
     table.add_row(
         "tokens per step",
         f"{chains * sequence * config.optimizer.accumulate:,} "
         f"({chains} x {sequence:,}, accumulated {config.optimizer.accumulate} times)",
+    )
+    windows = chain.window_steps * model.spec.tokens_per_step
+    table.add_row(
+        "windows",
+        f"{windows:,} tokens: the first {chain.window_fraction:.0%} of {config.steps:,} steps, "
+        f"then {chain.window_share:.0%} of the micro-batches",
     )
     table.add_row(
         "memory, estimated",

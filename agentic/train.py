@@ -60,7 +60,7 @@ def command(values: dict[str, Any]) -> None:
     training, held_out = split(store, config.holdout)
     torch.manual_seed(config.seed)
     trainer = Trainer(config, build_model(config, store), store, training, held_out, run_dir)
-    print_start(config, run_dir, store, trainer.model, console)
+    print_start(config, run_dir, trainer, console)
     if resumed:
         path = checkpoint.newest(run_dir)
         trainer.load_state(checkpoint.load(path))

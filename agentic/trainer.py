@@ -107,6 +107,7 @@ class Trainer:
             seed=config.seed,
             window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
         )
+        self.held_out = len(held_out)
         self.validation: ChainSampler | None = None
         if len(held_out) >= config.chain.trajectories:
             self.validation = ChainSampler(

@@ -6,16 +6,29 @@ from agentic.evaluator import Trials
 from envs import DmcEnv, TaskSpec
 
 
-def film(spec: TaskSpec, trials: Trials, path: Path) -> None:
-    """Films the first context's first and last trial, one after the other, in real time.
+def check(spec: TaskSpec) -> None:
+    """Draws one frame, so that a missing renderer shows before the rollouts and not after them.
 
     Raises:
-        ValueError: the `video` extra is not installed.
+        ValueError: the `video` extra or a renderer is missing; says what to do.
     """
     try:
-        import imageio.v2 as imageio
+        import imageio_ffmpeg  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise ValueError("video: needs `pip install agentic-transformer[video]`") from error
+        raise ValueError("video: got true, expected `pip install .[video]` before") from error
+    try:
+        env = DmcEnv(spec.name, render_mode="rgb_array")
+        env.reset(seed=0)
+        env.render()
+        env.close()
+    except RuntimeError as error:
+        raise ValueError(f"video: {error}") from error
+
+
+def film(spec: TaskSpec, trials: Trials, path: Path) -> None:
+    """Films the first context's first and last trial, one after the other, in real time."""
+    import imageio.v2 as imageio
+
     path.parent.mkdir(parents=True, exist_ok=True)
     env = DmcEnv(spec.name, render_mode="rgb_array")
     last = trials.returns.shape[1] - 1
