@@ -20,6 +20,7 @@ from agentic.model import AgenticTransformer, ModelSpec
 FORMAT = "agentic-transformer"
 VERSION = 1
 BEST = "best.pt"
+KEYS = ("step", "spec", "config", "data", "model", "averaged", "optimizer", "torch_rng", "best")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -40,14 +41,19 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"checkpoint: {path} cannot be read ({reason})") from error
+        # torch's own words would advise to unpickle it.
+        raise ValueError(
+            f"checkpoint: {path} is damaged or not a checkpoint ({type(error).__name__})"
+        ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"checkpoint: {path} is not a checkpoint of this software")
     if state.get("version") != VERSION:
         raise ValueError(
             f"checkpoint: {path} has version {state.get('version')}, expected {VERSION}"
         )
+    missing = [key for key in KEYS if key not in state]
+    if missing:
+        raise ValueError(f"checkpoint: {path} lacks {missing}")
     return state
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from agentic.collector import collect, print_worth
-from agentic.config import CollectConfig, TaskConfig, build
+from agentic.config import MAX_SEED, CollectConfig, TaskConfig, build
 from agentic.entry import run
 from agentic.episodes import buffer_dir
 from envs import expand
@@ -25,6 +25,10 @@ class CollectCommand:
     workers: int
     data_dir: str
     seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed: got {self.seed}, expected a value in [0, {MAX_SEED}]")
 
 
 def command(values: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """Collection: a recipe's episodes into ExoRL's files, with a bar that says what they are worth."""
 
+import fcntl
 import json
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -29,45 +31,73 @@ def record_path(data_dir: Path, domain: str, recipe: str) -> Path:
     return buffer_dir(data_dir, domain, recipe).parent / "collect.json"
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """The note, None where there is none (a download).
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One request for episodes, over all the sessions that it takes."""
+
+    finished: bool
+    sessions: int  # of the folder's whole life; each has its own seed
+    seconds: float  # spent on this round
+    first: int  # episodes that were there before this round
+
+
+def read_record(path: Path) -> Round | None:
+    """The folder's last round, None where there is none (a download).
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the note is damaged.
     """
     if not path.is_file():
         return None
     try:
         record = json.loads(path.read_text())
-        return {
-            "finished": bool(record["finished"]),
-            "sessions": int(record["sessions"]),
-            "seconds": float(record["seconds"]),
-        }
+        return Round(
+            finished=bool(record["finished"]),
+            sessions=int(record["sessions"]),
+            seconds=float(record["seconds"]),
+            first=int(record["first"]),
+        )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"data_dir: {path} is damaged ({error}); delete it to go on") from error
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds a recipe's folder for this process alone; the lock goes with the process.
+
+    Raises:
+        ValueError: another process collects into it.
+    """
+    with open(directory / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"data_dir: another process is collecting into {directory}; expected one at a time"
+            ) from error
+        yield
 
 
 def unfinished(config: CollectConfig, data_dir: Path) -> bool:
     """Whether the recipe's folder holds no episodes yet, or an interrupted collection."""
     (spec,) = expand(config.reward_task)
-    record = read_record(record_path(data_dir, spec.domain, config.recipe))
-    if record is None:  # a download, or nothing
+    last = read_record(record_path(data_dir, spec.domain, config.recipe))
+    if last is None:  # a download, or nothing
         return not episode_files(buffer_dir(data_dir, spec.domain, config.recipe))
-    return not record["finished"]
+    return not last.finished
 
 
 def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.ndarray]:
     """Explores until a limit is reached; adds to what the folder already holds.
 
-    An interrupted collection goes on where it stopped: the limits count what is there already,
-    the learner starts anew with another seed.
+    An interrupted collection goes on where it stopped: the limits count what it had collected, the
+    learner starts anew with another seed.
 
     Returns:
         The new episodes' returns for every task of the domain.
 
     Raises:
-        ValueError: an unknown recipe, or a folder that cannot be written.
+        ValueError: an unknown recipe, a folder that cannot be written or is in use.
     """
     if config.recipe not in RECIPES:
         raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
@@ -77,27 +107,36 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
+    with _locked(directory.parent):
+        return _collect(config, data_dir, directory, spec, seed)
+
+
+def _collect(
+    config: CollectConfig, data_dir: Path, directory: Path, spec: TaskSpec, seed: int
+) -> dict[str, np.ndarray]:
     note = record_path(data_dir, spec.domain, config.recipe)
-    before = read_record(note) or {"finished": False, "sessions": 0, "seconds": 0.0}
     existing = episode_files(directory)
-    # A finished folder is added to by the full limits; an interrupted one is completed.
-    episodes, seconds = config.episodes, config.seconds
-    if not before["finished"] and before["sessions"]:
-        episodes = max(1, episodes - len(existing))
-        seconds = max(1.0, seconds - before["seconds"])
+    last = read_record(note)
+    sessions = last.sessions if last else 0
+    before = Round(finished=False, sessions=sessions, seconds=0.0, first=len(existing))
+    if last and not last.finished:  # complete that round
+        before = last
+    episodes = max(1, config.episodes - (len(existing) - before.first))
+    seconds = max(0.0, config.seconds - before.seconds)
 
     def write_note(finished: bool, spent: float) -> None:
         content = {
             "finished": finished,
-            "sessions": before["sessions"] + 1,
-            "seconds": before["seconds"] + spent,
+            "sessions": before.sessions + 1,
+            "seconds": before.seconds + spent,
+            "first": before.first,
             "recipe": config.recipe,
             "reward_task": spec.name,
             "seed": seed,
         }
         write_atomically(note, (json.dumps(content, indent=1) + "\n").encode())
 
-    session_seed = int(np.random.SeedSequence([seed, before["sessions"]]).generate_state(1)[0])
+    session_seed = int(np.random.SeedSequence([seed, before.sessions]).generate_state(1)[0])
     write_note(False, 0.0)
     specs = domain_tasks(spec.domain)
     returns: list[list[float]] = []

@@ -1,6 +1,7 @@
 """Settings: plain mappings (hydra's yaml) become frozen dataclasses once, at the entry."""
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from envs import expand
 
 T = TypeVar("T")
+
+MAX_SEED = 2**63 - 1  # what torch takes
 
 
 def build(cls: type[T], values: object, field: str = "") -> T:
@@ -51,8 +54,9 @@ def _convert(hint: Any, value: object, field: str) -> Any:
     if get_origin(hint) is tuple:
         if isinstance(value, list | tuple):
             return tuple(_convert(get_args(hint)[0], item, field) for item in value)
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
     elif type(value) is hint:
         return value
     raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
@@ -88,11 +92,11 @@ class CollectConfig:
     workers: int  # exploring processes, each a learner of its own; 0 explores in this process
 
     def __post_init__(self) -> None:
-        _at_least("collect.episodes", self.episodes, 1)
-        _at_least("collect.seconds", self.seconds, 0)
-        _at_least("collect.workers", self.workers, 0)
+        _at_least("episodes", self.episodes, 1)
+        _at_least("seconds", self.seconds, 0)
+        _at_least("workers", self.workers, 0)
         if len(expand(self.reward_task)) != 1:
-            raise ValueError(f"collect.reward_task: got {self.reward_task!r}, expected one task")
+            raise ValueError(f"reward_task: got {self.reward_task!r}, expected one task")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,12 @@ class TaskConfig:
     collect: CollectConfig
 
     def __post_init__(self) -> None:
-        expand(self.name)
+        (learned,) = expand(self.collect.reward_task)
+        if expand(self.name)[0].domain != learned.domain:
+            raise ValueError(
+                f"task.name: got {self.name!r}, expected a task of the domain {learned.domain!r} "
+                f"as task.collect.reward_task={learned.name}; say task=<name> to change both"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +120,12 @@ class ChainConfig:
     """How trajectories form a chain of hindsight."""
 
     trajectories: int  # N, the most trajectories in a chain
-    count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch
-    window_fraction: float  # first part of the training, on windows of single good trajectories
+    count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch, windows or not
+    window_fraction: float  # first part of the training, on windows of chains
     window_share: float  # share of the micro-batches after it that are such windows
-    window_steps: int  # environment steps in a micro-batch of windows
+    window_steps: int  # environment steps in a micro-batch of windows, and the most in a window
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
-    spread: (
-        str  # full: the others from all below the best; drawn: from a part of them, of drawn size
-    )
+    spread: str  # full: the others come from all below the best; drawn: from a part, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
 
     def __post_init__(self) -> None:
@@ -233,10 +240,11 @@ class RolloutConfig:
     trials: int  # episodes in one context
     target: float  # target return, as a multiple of the dataset's best
 
-    def __post_init__(self) -> None:
-        _at_least("contexts", self.contexts, 1)
-        _at_least("trials", self.trials, 1)
-        _at_least("target", self.target, 0)
+    def check(self, prefix: str = "") -> None:
+        """Raises ValueError for a value out of range; `prefix` is the group's name."""
+        _at_least(f"{prefix}contexts", self.contexts, 1)
+        _at_least(f"{prefix}trials", self.trials, 1)
+        _at_least(f"{prefix}target", self.target, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +281,15 @@ class TrainConfig:
         _one_of("precision", self.precision, ("fp32", "bf16"))
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _at_least("keep_checkpoints", self.keep_checkpoints, 1)
-        _at_least("seed", self.seed, 0)
+        _between("seed", self.seed, 0, MAX_SEED)
+        for name in ("rollout", "evaluation"):
+            rolling = getattr(self, name)
+            rolling.check(f"{name}.")
+            if self.tokens.trajectory_embedding and rolling.trials > self.chain.trajectories:
+                raise ValueError(
+                    f"{name}.trials: got {rolling.trials}, expected at most "
+                    f"chain.trajectories={self.chain.trajectories} with tokens.trajectory_embedding"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +307,11 @@ class EvaluateConfig:
     task: TaskConfig | None = None  # none: every task of the checkpoint
 
     def __post_init__(self) -> None:
-        RolloutConfig(contexts=self.contexts, trials=self.trials, target=self.target)
+        self.rollout.check()
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
-        _at_least("seed", self.seed, 0)
+        _between("seed", self.seed, 0, MAX_SEED)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The same numbers as training has them."""
+        return RolloutConfig(contexts=self.contexts, trials=self.trials, target=self.target)

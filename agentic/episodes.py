@@ -56,6 +56,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:  # a full disk does not say of which file it speaks
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -95,14 +97,15 @@ def read_episode(path: Path, spec: TaskSpec) -> Episode:
             )
         if array.dtype.kind != "f":
             raise ValueError(f"{path}: {name} has dtype {array.dtype}, expected a float")
+        # Checked as it will be used: a large double may be an infinite float.
+        array = arrays[name] = array.astype(np.float64 if name == "physics" else np.float32)
         if not np.isfinite(array).all():
             row = int(np.argwhere(~np.isfinite(array))[0, 0])
             raise ValueError(f"{path}: {name} is not finite in row {row}")
     if np.abs(arrays["action"]).max() > 1 + 1e-6:
         largest = np.abs(arrays["action"]).max()
         raise ValueError(f"{path}: action reaches {largest:.3g}, expected values in [-1, 1]")
-    kept = {n: a.astype(np.float64 if n == "physics" else np.float32) for n, a in arrays.items()}
-    return Episode(**kept)
+    return Episode(**arrays)
 
 
 def buffer_dir(data_dir: Path, domain: str, algorithm: str) -> Path:

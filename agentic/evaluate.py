@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentic.checkpoint import find
-from agentic.config import EvaluateConfig, RolloutConfig, build
+from agentic.checkpoint import find, load
+from agentic.config import EvaluateConfig, build
 from agentic.entry import run
 from agentic.judge import judge
 from agentic.runs import fresh_dir
@@ -19,8 +19,11 @@ def command(values: dict[str, Any]) -> None:
     path = find(Path(config.checkpoint))
     if not path.is_file():
         raise ValueError(f"checkpoint: got {path}, expected a checkpoint file or run directory")
+    load(path)  # before anything is written
     if config.output is None:
-        output = fresh_dir(path.parent.parent / "evaluations", f"seed{config.seed}")
+        in_run = path.parent.name == "checkpoints"
+        place = path.parent.parent if in_run else path.parent
+        output = fresh_dir(place / "evaluations", f"seed{config.seed}")
     else:
         output = Path(config.output)
         if (output / "results.json").exists():
@@ -29,7 +32,7 @@ def command(values: dict[str, Any]) -> None:
     judge(
         path,
         specs=None if config.task is None else expand(config.task.name),
-        config=RolloutConfig(contexts=config.contexts, trials=config.trials, target=config.target),
+        config=config.rollout,
         seed=config.seed,
         device=config.device,
         output=output,

@@ -12,7 +12,7 @@ from agentic.config import RolloutConfig
 from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
 from agentic.runs import choose_device
 from agentic.store import RELABEL_MODE
-from envs import TASKS, TaskSpec
+from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
 
@@ -47,7 +47,7 @@ def judge(
     model = restore_model(state, choose_device(device))
     known = model.spec.tasks
     if specs is None:
-        specs = tuple(TASKS[name] for name in known)
+        specs = tuple(spec for name in known for spec in expand(name))
     for spec in specs:
         if spec.name not in known:
             raise ValueError(
@@ -67,7 +67,7 @@ def judge(
         console.print(
             f"note: {config.trials} trials in a context, trained with {model.spec.trajectories}"
         )
-    entries = []
+    entries, films = [], []
     for spec in specs:
         dataset = state["data"]["quantiles"][known.index(spec.name)]
         target = config.target * dataset["max"]
@@ -82,8 +82,7 @@ def judge(
                 dataset=dataset,
             )
         )
-        if video:
-            videos.film(spec, kept, output / "videos" / f"{spec.name}.mp4")
+        films.append((spec, kept))
     trained = state["config"]
     about = {
         "checkpoint": str(path),
@@ -98,5 +97,8 @@ def judge(
     }
     results.write(output / "results.json", results.document(entries, about))
     results.print_table(entries, console)
-    console.print(f"every trial's return: {output / 'results.json'}")
+    console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
+    if video:
+        for spec, kept in films:
+            videos.film(spec, kept, output / "videos" / f"{spec.name}.mp4")
     return entries

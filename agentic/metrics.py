@@ -25,7 +25,7 @@ class MetricLog:
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
             write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
         self._lines = open(path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(run_dir), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(run_dir), purge_step=step + 1)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs named numbers."""

@@ -112,18 +112,22 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _git_commit() -> str | None:
-    """The commit of this source tree, None where it is not a checkout or git is missing."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+    """The commit of this source tree; None where it is not a checkout of it, or git is missing."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=True,
-        )
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not another project's checkout
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 def print_table(entries: list[dict[str, Any]], console: Console) -> None:
@@ -132,7 +136,7 @@ def print_table(entries: list[dict[str, Any]], console: Console) -> None:
     table.add_column("")
     names = [entry["task"] for entry in entries] + ["average"] * (len(entries) > 1)
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     context, reset = (lambda e: e), (lambda e: e["context_reset"])
     for label, part, name in (
         ("first trial", context, "first"),

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from agentic import checkpoint
 from agentic.config import TrainConfig, build
 from agentic.episodes import write_atomically
 from agentic.trainer import Trainer
@@ -59,8 +60,10 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
         others = [name for name in overridden if not name.startswith("resume=")]
         if others:
             raise ValueError(f"resume: goes on with the run's own settings, got also {others}")
-        run_dir = Path(values["resume"])
-        return read_config(run_dir), run_dir, True
+        run_dir = Path(str(values["resume"]))
+        config = read_config(run_dir)
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+        return config, run_dir, bool(checkpoint.step_files(run_dir))
     config = build(TrainConfig, values)
     # A run may be resumed from another working directory.
     config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
@@ -69,12 +72,12 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
     else:
         run_dir = Path(config.run_dir)
         if (run_dir / CONFIG_FILE).is_file():
-            if read_config(run_dir) != config:
+            if replace(read_config(run_dir), run_dir=config.run_dir) != config:
                 raise ValueError(
                     f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
                     f"or resume={run_dir} alone to go on with it"
                 )
-            return config, run_dir, any((run_dir / "checkpoints").glob("step_*.pt"))
+            return config, run_dir, bool(checkpoint.step_files(run_dir))
         if run_dir.is_dir() and any(run_dir.iterdir()):
             raise ValueError(f"run_dir: {run_dir} holds other files, expected a new or empty one")
         try:
@@ -106,7 +109,10 @@ def read_config(run_dir: Path) -> TrainConfig:
         values = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"resume: {path} is not yaml ({error})") from error
-    return build(TrainConfig, values)
+    try:
+        return build(TrainConfig, values)
+    except ValueError as error:
+        raise ValueError(f"resume: {path} is damaged: {error}") from error
 
 
 def choose_device(name: str) -> torch.device:
@@ -150,7 +156,7 @@ def print_start(
         table.add_row(f"returns, {spec.name}", spread)
     held_out = f"{trainer.held_out} episodes held out"
     if trainer.validation is None:
-        held_out += f", fewer than chain.trajectories={trajectories}: no validation"
+        held_out = f"none: holdout={config.holdout} leaves fewer than {trajectories} episodes"
     table.add_row("validation", held_out)
     table.add_row("model", f"{model.parameter_count():,} parameters, {config.tokens.layout} layout")
     table.add_row("layer", f"{config.layer.kind}, recompute {config.layer.recompute}")

@@ -1,7 +1,7 @@
 """Which trajectories form the next chains: a pure function of seed and step.
 
-Counter-based: every draw comes from a generator seeded by (seed, stream, step), so the order of the
-data is the same however often training is stopped, resumed or read ahead by workers, and the
+Counter-based: every micro-batch comes from a generator seeded by its seed and number, so the order
+of the data is the same however often training is stopped, resumed or read ahead by workers, and the
 state to save is the step alone.
 """
 
@@ -84,17 +84,16 @@ class ChainSampler:
         rng = np.random.default_rng([self.seed, index])
         if index < self.window_batches or rng.random() < self.config.window_share:
             return self._windows(rng)
-        count = self.config.trajectories
-        if self.config.count == "uniform":
-            count = int(rng.integers(1, count + 1))
+        count = self._count(rng)
         chains = max(1, self.batch_steps // (count * self.store.steps))
         return [self._chain(rng, count) for _ in range(chains)]
 
     def _windows(self, rng: np.random.Generator) -> Windows:
         """Formed like chains, except that a trajectory may come twice, in different windows."""
         T, episodes = self.store.steps, self.ranked_KE.shape[1]
-        total = round(math.exp(rng.uniform(0, math.log(T))))
-        count = int(rng.integers(1, self.config.trajectories + 1))
+        longest = min(T, self.config.window_steps)
+        total = round(math.exp(rng.uniform(0, math.log(longest))))
+        count = self._count(rng)
         length = max(1, total // count)
         B = max(1, self.config.window_steps // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
@@ -110,6 +109,11 @@ class ChainSampler:
             start=rng.integers(T - length + 1, size=(B, count)),
         )
 
+    def _count(self, rng: np.random.Generator) -> int:
+        """n, the trajectories of this micro-batch's chains."""
+        most = self.config.trajectories
+        return most if self.config.count == "fixed" else int(rng.integers(1, most + 1))
+
     def _lowest(self, episodes: int) -> int:
         """Rank from which on an episode may be a chain's best."""
         return min(math.ceil(episodes * (1 - self.config.best_from)), episodes - 1)
@@ -124,7 +128,7 @@ class ChainSampler:
         task = int(rng.integers(len(self.ranked_KE)))
         ranked_E = self.ranked_KE[task]
         episodes = len(ranked_E)
-        if self.config.best_from == 1:  # as in the paper: all uniform
+        if self.config.best_from == 1 and self.config.spread == "full":  # the paper's: uniform
             drawn = np.sort(rng.choice(episodes, size=count, replace=False))
             return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[drawn]))
         best = int(rng.integers(max(self._lowest(episodes), count - 1), episodes))

@@ -107,9 +107,12 @@ def find_files(data_dir: Path, domain: str, algorithms: tuple[str, ...]) -> list
     """The npz episodes of these exploration algorithms.
 
     Raises:
-        ValueError: there are none; says what was looked for and what is there instead.
+        ValueError: an algorithm is named twice, or has no episodes; says what was looked for and
+            what is there instead.
     """
     files: list[Path] = []
+    if len(set(algorithms)) < len(algorithms):
+        raise ValueError(f"algorithms: got {list(algorithms)}, expected each of them once")
     for algorithm in algorithms:
         directory = buffer_dir(data_dir, domain, algorithm)
         found = episode_files(directory)
@@ -163,12 +166,11 @@ def load_store(
 def split(store: EpisodeStore, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Episode indices for training and for validation.
 
-    Every 1/share-th episode by return is held out, so that both sides have all qualities; the best
-    stays in training.
+    The held-out ones are spread evenly over the ranks by (mean) return, so that both sides have all
+    qualities; the best of each task stays in training.
     """
     order = np.argsort(store.returns.mean(axis=0), kind="stable")
-    if share == 0:
-        return np.sort(order), order[:0]
-    stride = max(2, round(1 / share))
-    held_out = order[::-1][stride // 2 :: stride]
+    spare = order[~np.isin(order, store.returns.argmax(axis=1))]
+    count = min(round(share * store.episodes), len(spare))
+    held_out = spare[((np.arange(count) + 0.5) * len(spare) / max(1, count)).astype(int)]
     return np.setdiff1d(order, held_out), np.sort(held_out)

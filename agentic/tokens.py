@@ -95,8 +95,9 @@ class TokenEmbedding(nn.Module):
         steps = steps.without_padding()
         place_BLD = self._place(steps)
         if self.config.layout == "step":
-            inner_BL = steps.timestep > 0
-            inner_BL[:, 0] = False  # a window's first step knows no step before it
+            # A window's first step knows no step before it, even where it has one.
+            inner_BL = (steps.timestep > 0) & (steps.trajectory == _previous(steps.trajectory))
+            inner_BL[:, 0] = False
             token_BLD = (
                 self._now(steps)
                 + place_BLD

@@ -58,6 +58,8 @@ def command(values: dict[str, Any]) -> None:
     console = Console()
     store = prepare_data(config, console)
     training, held_out = split(store, config.holdout)
+    if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates
+        training, held_out = split(store, 0.0)
     torch.manual_seed(config.seed)
     trainer = Trainer(config, build_model(config, store), store, training, held_out, run_dir)
     print_start(config, run_dir, trainer, console)

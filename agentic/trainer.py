@@ -2,11 +2,10 @@
 
 import math
 import resource
-import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,6 +60,7 @@ class Interrupt:
         if self.signal is not None:  # asked twice: at once
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        tqdm.write(f"{self.signal.name}: saving and ending; once more to end without saving")
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -111,7 +111,11 @@ class Trainer:
         self.validation: ChainSampler | None = None
         if len(held_out) >= config.chain.trajectories:
             self.validation = ChainSampler(
-                store, held_out, config.chain, batch_steps=config.batch_steps, seed=config.seed + 1
+                store,
+                held_out,
+                replace(config.chain, window_share=0.0),
+                batch_steps=config.batch_steps,
+                seed=config.seed,
             )
         # Imitation acts better with averaged weights than its loss lets one expect: gradient noise
         # is amplified by acting (Block et al. 2024, "Butterfly Effects of SGD Noise").
@@ -145,12 +149,20 @@ class Trainer:
         """Goes on from a checkpoint of this very run.
 
         Raises:
-            ValueError: the data are not those that the checkpoint was trained on.
+            ValueError: the data or the settings are not those of the checkpoint.
         """
         if state["data"]["quantiles"] != self.store.return_quantiles():
             raise ValueError(
                 f"data_dir: got {self.store.episodes} episodes, expected the same data as before "
                 f"({state['data']['episodes']} episodes); their returns differ"
+            )
+        given, own = asdict(self.config), state["config"]
+        places = ("run_dir", "resume", "data_dir")
+        changed = [k for k in given if given[k] != own.get(k) and k not in places]
+        if changed:
+            raise ValueError(
+                f"{changed[0]}: got {given[changed[0]]}, expected {own.get(changed[0])} as in the "
+                "checkpoint; a run goes on with its own settings"
             )
         self.step = state["step"]
         self.best = state["best"]
@@ -165,7 +177,7 @@ class Trainer:
     def train(self, log: MetricLog, *, progress: bool = True) -> signal.Signals | None:
         """Updates until `config.steps`; returns the signal that ended it earlier, if one did."""
         config, clocks = self.config, self.config.clocks
-        began, tokens = time.monotonic(), 0
+        seconds, tokens = 0.0, 0
         with (
             Interrupt() as interrupt,
             tqdm(
@@ -177,24 +189,25 @@ class Trainer:
             ) as bar,
         ):
             while self.step < config.steps and interrupt.signal is None:
+                began = time.monotonic()
                 measured = self.update()
+                seconds += time.monotonic() - began
                 tokens += int(measured.pop("tokens"))
                 bar.set_postfix(loss=f"{measured['train/loss']:.4f}", refresh=False)
                 bar.update()
                 if self._due(clocks.log_steps):
-                    now = time.monotonic()
-                    measured["train/tokens_per_second"] = tokens / (now - began)
+                    measured["train/tokens_per_second"] = tokens / seconds
                     measured["train/memory_bytes"] = _memory(self.device)
                     log.scalars(self.step, measured)
-                    began, tokens = now, 0
+                    seconds, tokens = 0.0, 0
                 if self._due(clocks.validate_steps) and self.validation is not None:
                     log.scalars(self.step, {"validation/loss": self.validate()})
                 if self._due(clocks.histogram_steps):
                     self._histograms(log)
+                if self._due(clocks.checkpoint_steps) or self._rollout_due():
+                    self.save()
                 if self._rollout_due():
                     self._rollout(log, bar)
-                if self._due(clocks.checkpoint_steps):
-                    self.save()
         if not checkpoint.step_path(self.run_dir, self.step).exists():
             self.save()
         return interrupt.signal
@@ -216,6 +229,11 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self.config.optimizer.clip_norm
         )
+        if not math.isfinite(loss) or not norm.isfinite():
+            raise ValueError(
+                f"step {self.step}: loss {loss} with gradient norm {float(norm)}, expected finite "
+                f"values; the checkpoints up to here are sound (optimizer.learning_rate={rate:.3g})"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.averaged.update_parameters(self.model)
@@ -286,11 +304,8 @@ class Trainer:
         score = float(np.mean(scores))
         if self.best is None or score > self.best["score"]:
             self.best = {"score": score, "step": self.step}
+            checkpoint.save(self.run_dir / "checkpoints" / checkpoint.BEST, self.state())
             self.save()
-            best = self.run_dir / "checkpoints" / checkpoint.BEST
-            temporary = best.with_suffix(".tmp")
-            shutil.copyfile(checkpoint.step_path(self.run_dir, self.step), temporary)
-            temporary.replace(best)
 
     def _histograms(self, log: MetricLog) -> None:
         for name, parameter in self.model.named_parameters():

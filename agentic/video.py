@@ -34,6 +34,8 @@ def film(spec: TaskSpec, trials: Trials, path: Path) -> None:
     last = trials.returns.shape[1] - 1
     with imageio.get_writer(path, fps=round(1 / spec.control_seconds)) as writer:
         for k in dict.fromkeys((0, last)):
+            if trials.failed[0, k]:
+                continue  # its actions cannot be played again
             env.reset(seed=int(trials.seeds[0, k]))
             for action in trials.actions[k]:
                 env.step(action)

@@ -7,7 +7,6 @@ then serves every reaching task.
 Axes: E environments, G goals of an episode, T steps.
 """
 
-import mujoco
 import numpy as np
 
 from agentic.explore import noise
@@ -32,7 +31,10 @@ class Servo:
     """Draws controllers that lead jaco's hand to random goals."""
 
     def __init__(self, task: TaskSpec) -> None:
-        from envs import jaco  # here, because it loads dm_control, which only jaco needs
+        # Here, because they load an OpenGL backend, which only jaco needs.
+        import mujoco
+
+        from envs import jaco
 
         self.task = task
         self._env = jaco.load(task.name)  # keeps the memory of the model alive
@@ -75,6 +77,8 @@ class Servo:
 
     def _hand(self, physics: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions (E, 3) of the hand and Jacobians (E, 3, 6) with respect to the arm's joints."""
+        import mujoco
+
         model, data = self._model, self._data
         position = np.empty((len(physics), 3))
         jacobian = np.empty((len(physics), 3, model.nv))

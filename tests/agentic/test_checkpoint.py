@@ -13,7 +13,8 @@ class Evil:
 
 
 def _state(model):
-    return {"step": 3, "spec": model.spec.to_dict(), "averaged": model.state_dict()}
+    state = dict.fromkeys(checkpoint.KEYS, 0)
+    return state | {"spec": model.spec.to_dict(), "averaged": model.state_dict()}
 
 
 def test_round_trip_with_the_default_safe_load(tmp_path):
@@ -37,8 +38,9 @@ def test_unreadable_files_are_named_and_never_unpickled(tmp_path, capsys):
     for name, data in {"cut": content[: len(content) // 2], "empty": b"", "text": b"hi"}.items():
         (tmp_path / f"{name}.pt").write_bytes(data)
     for name in ("cut", "empty", "text", "evil", "evil2", "missing"):
-        with pytest.raises(ValueError, match=f"{name}.pt"):
+        with pytest.raises(ValueError, match=f"{name}.pt") as caught:
             checkpoint.load(tmp_path / f"{name}.pt")
+        assert "weights_only" not in str(caught.value)
     assert "unpickled" not in capsys.readouterr().out
 
 
@@ -49,6 +51,9 @@ def test_foreign_and_other_versions_are_refused(tmp_path):
         checkpoint.load(path)
     torch.save({"format": checkpoint.FORMAT, "version": 99}, path)
     with pytest.raises(ValueError, match="version 99, expected 1"):
+        checkpoint.load(path)
+    torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION, "step": 1}, path)
+    with pytest.raises(ValueError, match="a.pt lacks .*'spec'"):
         checkpoint.load(path)
 
 

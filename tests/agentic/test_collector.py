@@ -69,6 +69,35 @@ def test_an_interrupted_collection_leaves_whole_files_and_is_completed(tmp_path,
     assert not collector.unfinished(_config(), tmp_path)
 
 
+def test_rounds_are_completed_one_by_one(tmp_path, monkeypatch):
+    collector.collect(_config(), tmp_path, seed=0)
+    write = collector.write_episode
+    directory = buffer_dir(tmp_path, "jaco", "random")
+
+    def interrupted(path, episode):
+        if len(episode_files(directory)) == 11:
+            raise KeyboardInterrupt
+        write(path, episode)
+
+    monkeypatch.setattr(collector, "write_episode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(_config(), tmp_path, seed=0)
+    monkeypatch.undo()
+    collector.collect(_config(), tmp_path, seed=0)
+    assert len(episode_files(directory)) == 16
+
+
+def test_two_processes_never_write_into_one_folder(tmp_path):
+    directory = buffer_dir(tmp_path, "jaco", "random")
+    directory.mkdir(parents=True)
+    with (
+        collector._locked(directory.parent),
+        pytest.raises(ValueError, match="another process is collecting into"),
+    ):
+        collector.collect(_config(), tmp_path, seed=0)
+    assert episode_files(directory) == []
+
+
 def test_the_time_limit_ends_it(tmp_path):
     collector.collect(_config(episodes=10**6, seconds=0.0), tmp_path, seed=0)
     assert len(episode_files(buffer_dir(tmp_path, "jaco", "random"))) == 1

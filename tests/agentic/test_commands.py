@@ -125,6 +125,17 @@ def test_the_same_command_resumes_and_other_settings_are_refused(run_dir):
     _fails(done, "resume", "steps")
 
 
+def test_a_run_without_checkpoint_is_begun_by_resume(run_dir):
+    begun = run_dir.parent / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").write_text((run_dir / "config.yaml").read_text())
+    done = _run(run_dir.parent, "train", "resume=begun")
+    assert done.returncode == 0, done.stderr
+    assert (begun / "results.json").exists()
+    (begun / "config.yaml").write_text("steps: 1")
+    _fails(_run(run_dir.parent, "train", "resume=begun"), "begun/config.yaml is damaged")
+
+
 def test_resume_from_elsewhere(run_dir):
     done = _run(Path("/"), "train", f"resume={run_dir}")
     assert done.returncode == 0, done.stderr
@@ -146,7 +157,11 @@ def test_resume_from_elsewhere(run_dir):
         ("collect", ["task=walker_fly"], ["task/walker_fly"]),
         ("collect", ["recipe=ppo"], ["recipe: got 'ppo'", "td3"]),
         ("collect", ["data_dir=/proc/x"], ["data_dir: cannot make /proc/x/cartpole"]),
-        ("collect", ["episodes=0"], ["collect.episodes: got 0"]),
+        ("collect", ["episodes=0"], ["episodes: got 0"]),
+        ("collect", ["seed=-1"], ["seed: got -1"]),
+        ("train", ["evaluation.contexts=0"], ["evaluation.contexts: got 0"]),
+        ("train", ["task.name=walker_walk"], ["task.name: got 'walker_walk'", "cartpole"]),
+        ("train", ["resume=5"], ["resume: got 5"]),
         ("evaluate", [], ["checkpoint"]),
         ("evaluate", ["checkpoint=nowhere"], ["checkpoint: got nowhere"]),
         ("evaluate", ["checkpoint=.", "trials=0"], ["trials: got 0"]),

@@ -36,6 +36,7 @@ def test_build_fills_nested_settings():
         ({"count": True}, "count: got True, expected int"),
         ({"flag": 1}, "flag: got 1, expected bool"),
         ({"place": 3}, "place: got 3, expected str"),
+        ({"inner": {"rate": float("inf"), "names": []}}, "inner.rate: got inf, expected float"),
         ({"inner": 3}, "inner: got 3, expected a mapping"),
         ({"inner": {"rate": "high", "names": []}}, "inner.rate: got 'high', expected float"),
         ({"inner": {"rate": 1.0, "names": [1]}}, "inner.names: got 1, expected str"),

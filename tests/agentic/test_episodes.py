@@ -62,6 +62,7 @@ def test_extra_arrays_and_multi_task_rewards_are_accepted(tmp_path):
         ({"physics": np.zeros(1001)}, r"physics has shape \(1001,\)"),
         ({"action": np.full((1001, 1), 3.0, np.float32)}, "action reaches 3"),
         ({"observation": np.full((1001, 5), np.nan, np.float32)}, "observation is not finite"),
+        ({"observation": np.full((1001, 5), 1e300)}, "observation is not finite"),
         ({"reward": np.zeros((1001, 1), np.int64)}, "reward has dtype int64"),
         ({"action": np.array([None] * 1001)}, "not a readable npz"),
     ],
@@ -125,8 +126,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path, monkeyp
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="disk full") as caught:
         write_atomically(path, b"new")
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 

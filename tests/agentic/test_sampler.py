@@ -127,7 +127,7 @@ def test_windows_come_first_and_then_now_and_again():
 
 def test_windows_are_formed_like_chains_of_any_length():
     store = make_store([float(r) for r in range(10)], steps=6)
-    sampler = _sampler(store, best_from=0.2, window_batches=300, spread="drawn")
+    sampler = _sampler(store, count="uniform", best_from=0.2, window_batches=300, spread="drawn")
     seen = set()
     for i in range(300):
         windows = sampler.draw(i)
@@ -170,3 +170,17 @@ def test_a_window_is_that_part_of_the_chain():
     assert steps.completion.tolist() == [[0.0, 0.0, 0.0, 1.0]]
     assert steps.observation[0, :, 0].tolist() == [1.0, 2.0, 6.0, 7.0]
     assert weight_BL.tolist() == [[0.0, 0.0, 1.0, 1.0]]
+
+
+def test_fixed_count_and_longest_window_hold_in_windows():
+    store = make_store([float(r) for r in range(10)], steps=12)
+    sampler = _sampler(store, window_batches=100, window_steps=6)
+    drawn = [sampler.draw(i) for i in range(100)]
+    assert {windows.episodes.shape[1] for windows in drawn} == {3}
+    assert max(windows.length * 3 for windows in drawn) == 6
+
+
+def test_drawn_spread_holds_with_any_best():
+    store = make_store([float(r) for r in range(20)])
+    full, drawn = (_sampler(store, best_from=1.0, spread=spread) for spread in ("full", "drawn"))
+    assert [full.draw(i) for i in range(20)] != [drawn.draw(i) for i in range(20)]

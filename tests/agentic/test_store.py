@@ -65,6 +65,11 @@ def test_wrong_level_and_empty_folder_say_what_was_looked_for(tmp_path, cartpole
         load_store(tmp_path / "empty", CARTPOLE, ("td3",))
 
 
+def test_an_algorithm_named_twice(cartpole_data):
+    with pytest.raises(ValueError, match="algorithms: got .*expected each of them once"):
+        load_store(cartpole_data, CARTPOLE, ("td3", "td3"))
+
+
 def test_one_bad_file_is_named(cartpole_data):
     path = buffer_dir(cartpole_data, "cartpole", "td3") / "episode_000005_1000.npz"
     path.write_bytes(path.read_bytes()[:-100])
@@ -84,10 +89,14 @@ def test_statistics_by_hand():
 
 def test_split_holds_out_a_spread_and_never_the_best():
     store = make_store([float(r) for r in range(20)])
-    training, held_out = split(store, 0.1)
-    assert sorted([*training, *held_out]) == list(range(20))
-    assert held_out.tolist() == [4, 14]
-    assert 19 in training
+    for share, count in ((0.1, 2), (0.3, 6), (0.5, 10)):
+        training, held_out = split(store, share)
+        assert sorted([*training, *held_out]) == list(range(20))
+        assert len(held_out) == count
+        assert 19 in training
+    assert split(store, 0.1)[1].tolist() == [4, 14]
+    two = make_store([1.0, 2.0, 3.0, 4.0], tasks=2)  # the second task's best is the first's worst
+    assert {0, 3} <= set(split(two, 0.5)[0])
     training, held_out = split(store, 0.0)
     assert len(training) == 20
     assert len(held_out) == 0

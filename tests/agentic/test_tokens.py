@@ -57,6 +57,19 @@ def test_step_layout_shows_the_step_before_and_carries_the_flag_to_the_next_traj
 
 
 @torch.no_grad()
+def test_a_window_knows_no_step_before_its_first():
+    model = make_model(layout="step", observation_size=1, action_size=1)
+    steps = dataclasses.replace(
+        _three_steps(),  # now two windows from the middle of two trajectories
+        timestep=torch.tensor([[3, 4, 2]]),
+        completion=torch.zeros(1, 3),
+    )
+    embedding = _identity(model)
+    tokens = embedding(steps)[0, :, :5].tolist()
+    assert tokens == [[10, 20, 0, 0, 0], [11, 21, 30, 40, 0], [12, 22, 0, 0, 0]]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("layout", ["step", "interleaved"])
 def test_hidden_past_leaves_no_trace(layout, random_steps):
     model = make_model(layout=layout, past_action="none", past_reward="none")

@@ -136,6 +136,31 @@ def test_other_data_are_refused_on_resume(tmp_path):
         trainer.load_state(state)
 
 
+def test_other_settings_are_refused_on_resume(tmp_path):
+    state = _trainer(tmp_path).state()
+    changed = dataclasses.replace(_config(make_model()).optimizer, weight_decay=0.5)
+    with pytest.raises(ValueError, match="optimizer: got .*0.5.*as in the checkpoint"):
+        _trainer(tmp_path, optimizer=changed).load_state(state)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path):
+    trainer = _trainer(tmp_path)
+    _run(trainer)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.store.action[:] = np.nan
+    with pytest.raises(ValueError, match="step 12: loss nan"):
+        trainer.update()
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_trials_beyond_the_trajectory_embedding_are_refused_before_training():
+    model = make_model(trajectory_embedding=True)
+    rolling = RolloutConfig(contexts=1, trials=3, target=1.0)
+    with pytest.raises(ValueError, match="evaluation.trials: got 3, expected at most"):
+        _config(model, evaluation=rolling)
+
+
 def test_loss_falls_and_old_checkpoints_go(tmp_path):
     trainer = _trainer(tmp_path, steps=60)
     before = trainer.validate()
