@@ -302,7 +302,7 @@ class Trainer:
             told = "  ".join(f"{m:.1f}" for m in means)
             bar.write(f"step {self.step}: {spec.name} trial by trial {told}")
         score = float(np.mean(scores))
-        if self.best is None or score > self.best["score"]:
+        if self.best is None or score >= self.best["score"]:
             self.best = {"score": score, "step": self.step}
             checkpoint.save(self.run_dir / "checkpoints" / checkpoint.BEST, self.state())
             self.save()
