@@ -173,8 +173,9 @@ def print_start(
     )
     table.add_row(
         "memory, estimated",
-        f"{memory.total / 2**20:.0f} MiB (activations {memory.activations / 2**20:.0f}), "
-        f"data {store.nbytes / 2**20:.0f} MiB",
+        f"{memory.total / 2**20:.0f} MiB kept through a step (activations "
+        f"{memory.activations / 2**20:.0f}), data {store.nbytes / 2**20:.0f} MiB; "
+        "PyTorch itself and temporaries come on top",
     )
     table.add_row("device", f"{model.head.weight.device}, {config.precision}")
     console.print(table)

@@ -7,7 +7,7 @@ import numpy as np
 
 from agentic.episodes import Episode
 from agentic.explore import noise
-from agentic.explore.recording import Policy, Recording
+from agentic.explore.recording import Controller, Recording
 from agentic.explore.servo import Servo
 from envs import EnvPool, TaskSpec
 
@@ -25,7 +25,7 @@ def babble(
         yield from Recording(pool, rng).play(draw(rng, environments)).episodes()
 
 
-def mixture(task: TaskSpec, rng: np.random.Generator, environments: int) -> Policy:
+def mixture(task: TaskSpec, rng: np.random.Generator, environments: int) -> Controller:
     """A random controller for each environment, for one episode.
 
     Of every eight environments four follow sinusoids, two pink noise, one uniform noise and one a

@@ -9,7 +9,7 @@ from agentic.episodes import Episode
 from envs import EnvPool
 
 # (step, observation (E, O), physics (E, P)) -> action (E, A)
-Policy = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+Controller = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Recording:
@@ -46,11 +46,11 @@ class Recording:
         self.reward[:, row, 0] = reward
         self.physics[:, row] = physics
 
-    def play(self, policy: Policy) -> Self:
-        """Runs `policy` to the end of the episodes; returns itself."""
+    def play(self, controller: Controller) -> Self:
+        """Runs `controller` to the end of the episodes; returns itself."""
         while not self.done:
             t = self.step
-            self.advance(policy(t, self.observation[:, t], self.physics[:, t]))
+            self.advance(controller(t, self.observation[:, t], self.physics[:, t]))
         return self
 
     def episodes(self) -> list[Episode]:

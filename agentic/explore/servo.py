@@ -10,7 +10,7 @@ Axes: E environments, G goals of an episode, T steps.
 import numpy as np
 
 from agentic.explore import noise
-from agentic.explore.recording import Policy
+from agentic.explore.recording import Controller
 from envs import TaskSpec
 from envs.rewards import JACO_TARGETS
 
@@ -43,7 +43,7 @@ class Servo:
         self._site = self._model.site(HAND_SITE).id
         self._joint_speed = self._model.actuator_ctrlrange[:JOINTS, 1]  # rad/s at action 1
 
-    def __call__(self, rng: np.random.Generator, environments: int) -> Policy:
+    def __call__(self, rng: np.random.Generator, environments: int) -> Controller:
         """A controller for one episode of `environments` environments."""
         shape = (environments, self.task.episode_steps, self.task.action_size)
         goal_EGX = _goals(rng, environments)
