@@ -132,7 +132,7 @@ def _git_commit() -> str | None:
 
 def print_table(entries: list[dict[str, Any]], console: Console) -> None:
     """One column a task, and their average where there are several."""
-    table = Table(title="Returns: mean over contexts (95 % interval of the contexts)")
+    table = Table(title="Returns (95 % interval over contexts)")
     table.add_column("")
     names = [entry["task"] for entry in entries] + ["average"] * (len(entries) > 1)
     for name in names:
