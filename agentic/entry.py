@@ -11,6 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from envs import quiet_simulator
+
 
 def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) -> None:
     """Runs `task` on the composed configuration, as the command line `command`.
@@ -23,6 +25,8 @@ def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) 
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         # dm_control would look for a window and warn; whoever films asks for egl or osmesa.
         os.environ.setdefault("MUJOCO_GL", "disable")
+
+    quiet_simulator()
 
     def call(config: DictConfig) -> None:
         # Told here as well, since hydra would add lines of its own to an exception of the task.

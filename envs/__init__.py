@@ -6,12 +6,21 @@ dm_control nor OpenGL; making an environment does.
 
 import gymnasium
 
-from envs.dmc import DmcEnv
+from envs.dmc import DmcEnv, quiet_simulator
 from envs.pool import EnvPool
 from envs.rewards import reward
 from envs.tasks import TASKS, TaskSpec, domain_tasks, expand
 
-__all__ = ["TASKS", "DmcEnv", "EnvPool", "TaskSpec", "domain_tasks", "expand", "reward"]
+__all__ = [
+    "TASKS",
+    "DmcEnv",
+    "EnvPool",
+    "TaskSpec",
+    "domain_tasks",
+    "expand",
+    "quiet_simulator",
+    "reward",
+]
 
 for _task in TASKS.values():
     gymnasium.register(

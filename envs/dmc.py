@@ -13,6 +13,16 @@ FRAME_SHAPE = (240, 320)  # height, width: multiples of 16, as video encoders wa
 _NO_GL = "set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts"
 
 
+def quiet_simulator() -> None:
+    """Keep dm_control from logging what users can do nothing about, for this process.
+
+    A deprecated attribute in cheetah's own model, and jaco's retries in finding a start pose.
+    """
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)
+
+
 class DmcEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """A dm_control task with flat float32 observations in the order of ExoRL's files.
 

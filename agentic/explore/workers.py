@@ -13,7 +13,7 @@ import torch
 
 from agentic.episodes import Episode
 from agentic.explore.recipes import RECIPES
-from envs import TaskSpec
+from envs import TaskSpec, quiet_simulator
 
 
 class WorkerError(RuntimeError):
@@ -90,6 +90,7 @@ def _work(recipe: str, task: TaskSpec, seed: np.random.SeedSequence, writer: Any
     """Body of a worker: sends episodes, or at last one traceback as text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
     torch.set_num_threads(1)
+    quiet_simulator()
     try:
         for episode in RECIPES[recipe](task, np.random.default_rng(seed)):
             writer.send(episode)
