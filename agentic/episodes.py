@@ -98,7 +98,8 @@ def read_episode(path: Path, spec: TaskSpec) -> Episode:
         if array.dtype.kind != "f":
             raise ValueError(f"{path}: {name} has dtype {array.dtype}, expected a float")
         # Checked as it will be used: a large double may be an infinite float.
-        array = arrays[name] = array.astype(np.float64 if name == "physics" else np.float32)
+        with np.errstate(over="ignore"):
+            array = arrays[name] = array.astype(np.float64 if name == "physics" else np.float32)
         if not np.isfinite(array).all():
             row = int(np.argwhere(~np.isfinite(array))[0, 0])
             raise ValueError(f"{path}: {name} is not finite in row {row}")

@@ -175,7 +175,7 @@ def test_bad_input_gets_one_line(tmp_path, command, arguments, words):
 
 def test_too_few_trajectories(workplace):
     done = _run(workplace, "train", *SMALL, "chain.trajectories=9", "run_dir=few")
-    _fails(done, "chain.trajectories: got 9", "6 episodes")
+    _fails(done, "chain.trajectories: got 9", "8 episodes")
 
 
 def test_two_runs_in_one_second_have_their_own_directories(tmp_path):
