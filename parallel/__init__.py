@@ -4,6 +4,18 @@ Axis letters: B batch, S sequence, D model width, H heads, K head width, F feed-
 """
 
 from parallel.cache import KVCache
-from parallel.layers import LAYERS, LayerSize, TransformerLayer
+from parallel.attention import Scope
+from parallel.blocks import BlockSizes, choose_blocks, in_blocks
+from parallel.layers import LAYERS, TransformerLayer
+from parallel.sublayers import LayerSize
 
-__all__ = ["LAYERS", "KVCache", "LayerSize", "TransformerLayer"]
+__all__ = [
+    "LAYERS",
+    "BlockSizes",
+    "KVCache",
+    "LayerSize",
+    "Scope",
+    "TransformerLayer",
+    "choose_blocks",
+    "in_blocks",
+]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parallel.layers import LayerSize
+from parallel.sublayers import LayerSize
 
 
 @dataclass(frozen=True, kw_only=True)

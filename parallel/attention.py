@@ -1,0 +1,199 @@
+"""Softmax attention in three ways: materialised, by PyTorch, and block by block.
+
+All three take a `Scope` and are the same function of queries, keys and values.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parallel.kernels import Kernel, merge_
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Which positions of a sequence are computed, and what they see.
+
+    The layer's output has one row for each of the positions start, start + stride, ... All
+    positions are keys. Padding stands on the right: position s of sequence b is padding where
+    s >= lengths[b]; nothing sees it, and its own attention is zero.
+    """
+
+    causal: bool = True
+    start: int = 0
+    stride: int = 1
+    lengths: tuple[int, ...] | None = None
+
+    def positions(self, sequence: int, rows: range | None = None) -> range:
+        """Positions of these output rows (default: of all) in a sequence of that length."""
+        every = range(self.start, sequence, self.stride)
+        return every if rows is None else every[rows.start : rows.stop]
+
+    def check(self, batch: int, sequence: int) -> None:
+        """Raises ValueError for a scope that does not fit (batch, sequence)."""
+        if self.stride < 1 or not 0 <= self.start < sequence:
+            raise ValueError(
+                f"scope: got start {self.start}, stride {self.stride}, expected a stride of 1 or "
+                f"more and a start in [0, {sequence})"
+            )
+        if self.lengths is not None and (
+            len(self.lengths) != batch or not all(0 <= n <= sequence for n in self.lengths)
+        ):
+            raise ValueError(
+                f"scope.lengths: got {self.lengths}, expected {batch} lengths in [0, {sequence}]"
+            )
+
+
+def as_slice(places: range) -> slice:
+    """The slice that takes these places of an axis; there is at least one."""
+    return slice(places.start, places[-1] + 1, places.step)
+
+
+def materialised_attention(
+    q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope
+) -> Tensor:
+    """Builds the matrix of all scores: the plain definition."""
+    seen = _seen(scope, k_BHSK)
+    score_BHQS = q_BHQK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHQK.shape[3])
+    # A finite floor keeps the gradients of a row that sees nothing finite; it is zeroed below.
+    score_BHQS = score_BHQS.masked_fill(~seen, torch.finfo(score_BHQS.dtype).min)
+    return _without_padding(score_BHQS.softmax(dim=3) @ v_BHSK, scope, k_BHSK.shape[2])
+
+
+def sdpa_attention(q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope) -> Tensor:
+    """By `torch.nn.functional.scaled_dot_product_attention`, without a mask where it can be."""
+    whole = (scope.start, scope.stride) == (0, 1)
+    if scope.causal and whole:  # no token sees the padding behind it
+        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, is_causal=True)
+    elif scope.causal or scope.lengths is not None:
+        seen = _seen(scope, k_BHSK)
+        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, attn_mask=seen)
+    else:
+        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK)
+    return _without_padding(out_BHQK, scope, k_BHSK.shape[2])
+
+
+def _seen(scope: Scope, k_BHSK: Tensor) -> Tensor:
+    """Bool mask that broadcasts to (B, 1, Q, S): which keys a query sees."""
+    B, _, S, _ = k_BHSK.shape
+    key_S = torch.arange(S, device=k_BHSK.device)
+    seen = torch.ones(1, 1, 1, S, dtype=torch.bool, device=k_BHSK.device)
+    if scope.causal:
+        seen = key_S <= key_S[scope.start :: scope.stride, None]
+    if scope.lengths is not None:
+        length_B = torch.tensor(scope.lengths, device=k_BHSK.device)
+        seen = seen & (key_S < length_B.view(B, 1, 1, 1))
+    return seen
+
+
+def _without_padding(out_BHQK: Tensor, scope: Scope, sequence: int) -> Tensor:
+    if scope.lengths is None:
+        return out_BHQK
+    position_Q = torch.arange(scope.start, sequence, scope.stride, device=out_BHQK.device)
+    length_B1 = torch.tensor(scope.lengths, device=out_BHQK.device)[:, None]
+    return out_BHQK.masked_fill((position_Q >= length_B1)[:, None, :, None], 0.0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of queries and keys that a kernel takes: all pairs, or a causal square."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def pieces(positions: range, keys: int, causal: bool) -> Iterator[Piece]:
+    """Cuts the attention of queries at `positions` to keys 0 to `keys` into blocks.
+
+    What lies in the future of all queries is in no block. The causal blocks need no mask even
+    where queries are `stride` positions apart: the keys of one phase of the stride are as many as
+    the queries, and query i sees the first i + 1 of them if they stand at the queries' own
+    positions, the first i of any other phase. The first piece holds every query.
+    """
+    everyone = slice(0, len(positions))
+    if not causal:
+        yield Piece(everyone, slice(0, keys), False)
+        return
+    yield Piece(everyone, as_slice(positions), True)
+    if positions.start > 0:
+        yield Piece(everyone, slice(0, positions.start), False)
+    for phase in range(1, positions.step):
+        places = range(positions.start + phase, positions[-1], positions.step)
+        if places:
+            yield Piece(slice(1, len(positions)), as_slice(places), True)
+
+
+def attend(
+    kernel: Kernel, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, positions: range, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention of the queries at `positions` (at least one) to all keys that they see.
+
+    Returns:
+        The output in the queries' dtype, and the log-sum-exp in fp32 or fp64.
+    """
+    first, *more = pieces(positions, k_BHSK.shape[2], causal)
+    out_BHQK, lse_BHQ = kernel.forward(
+        q_BHQK, k_BHSK[:, :, first.keys], v_BHSK[:, :, first.keys], first.causal
+    )
+    if more:
+        out_BHQK = out_BHQK.to(lse_BHQ.dtype)  # merged in high precision
+    for piece in more:
+        merge_(
+            out_BHQK[:, :, piece.queries],
+            lse_BHQ[:, :, piece.queries],
+            *kernel.forward(
+                q_BHQK[:, :, piece.queries],
+                k_BHSK[:, :, piece.keys],
+                v_BHSK[:, :, piece.keys],
+                piece.causal,
+            ),
+        )
+    return out_BHQK.to(q_BHQK.dtype), lse_BHQ
+
+
+def attend_backward(
+    kernel: Kernel,
+    grad_BHQK: Tensor,
+    q_BHQK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    out_BHQK: Tensor,
+    lse_BHQ: Tensor,
+    dk_BHSK: Tensor,
+    dv_BHSK: Tensor,
+    positions: range,
+    causal: bool,
+    block_key: int,
+) -> Tensor:
+    """Gradient of `attend`: returns that of the queries, adds the others to `dk` and `dv`.
+
+    Sums are in the dtype of `dk_BHSK` and `dv_BHSK`; `block_key` limits the keys of one call and
+    with it the temporaries.
+    """
+    dq_BHQK = torch.zeros_like(q_BHQK, dtype=dk_BHSK.dtype)
+    for piece in pieces(positions, k_BHSK.shape[2], causal):
+        queries = piece.queries
+        for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
+            dq, dk, dv = kernel.backward(
+                grad_BHQK[:, :, queries],
+                q_BHQK[:, :, queries],
+                k_BHSK[:, :, keys],
+                v_BHSK[:, :, keys],
+                out_BHQK[:, :, queries],
+                lse_BHQ[:, :, queries],
+                piece.causal,
+            )
+            dq_BHQK[:, :, queries] += dq
+            dk_BHSK[:, :, keys] += dk
+            dv_BHSK[:, :, keys] += dv
+    return dq_BHQK.to(q_BHQK.dtype)
+
+
+def _cut(keys: slice, size: int) -> Iterator[slice]:
+    for first in range(keys.start, keys.stop, size):
+        yield slice(first, min(first + size, keys.stop))
