@@ -24,7 +24,6 @@ import json
 import os
 import sys
 import time
-import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,10 +38,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 # Scanned layers need no `prevent_cse`, say the authors.
 REMAT: dict[str, Any] = {"prevent_cse": False, "policy": jax.checkpoint_policies.nothing_saveable}
-NO_DROPOUT = {"deterministic": True, "dropout_rng": None, "attn_pdrop": 0.0}
+DEFAULTS = {"deterministic": True, "dropout_rng": None, "attn_pdrop": 0.0, "precision": None}
 
 
-def import_ringattention() -> types.ModuleType:
+def import_ringattention() -> Any:
     """The authors' package, which looks for the backend where old versions of jax had it."""
     if not hasattr(jax.lib, "xla_bridge"):
         setattr(jax.lib, "xla_bridge", jax.extend.backend)  # noqa: B010
@@ -58,6 +57,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Row by row."""
         hidden = nn.relu(nn.Dense(self.feed_forward, dtype=self.dtype, name="up")(x))
         return nn.Dense(self.width, dtype=self.dtype, name="down")(hidden)
 
@@ -91,14 +91,13 @@ class Layer(nn.Module):
     def attention(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Causal attention of (B, S, H, K)."""
         chunks = {"query_chunk_size": self.block_query, "key_chunk_size": self.block_key}
-        numerics = {"dtype": self.dtype, "precision": None}
-        blockwise = {"causal_block_size": 1, **chunks, **numerics, **NO_DROPOUT, **REMAT}
+        blockwise = {"causal_block_size": 1, "dtype": self.dtype, **chunks, **DEFAULTS, **REMAT}
         ring = import_ringattention().ringattention
-        # No bias, segments or cache; the mesh's axis; logits in float32.
+        # no bias, segments or cache; the mesh's axis; logits in float32
         settings = None, None, None, "ring", True, blockwise
         mesh, split = Mesh(jax.devices()[:1], ("ring",)), PartitionSpec(None, "ring")
-        attend = partial(jax.shard_map, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
-        return attend(lambda q, k, v: ring(q, k, v, *settings))(q, k, v)
+        sharded = partial(jax.shard_map, mesh=mesh, in_specs=split, out_specs=split)
+        return sharded(lambda *qkv: ring(*qkv, *settings), check_vma=False)(q, k, v)
 
 
 def from_torch(shapes: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -141,10 +140,8 @@ class Peer:
         self, layers: int, sequence: int, batch: int, dtype: str, weights: str | None, **layer: Any
     ) -> dict[str, float]:
         """Compiles one step; parameters, input x and output gradient g are random or a file's."""
-        checkpointed = nn.remat(Layer, **REMAT)
-        stack = nn.scan(
-            checkpointed, variable_axes={"params": 0}, split_rngs={"params": True}, length=layers
-        )(**layer, dtype=dtype)
+        axes: dict[str, Any] = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        stack = nn.scan(nn.remat(Layer, **REMAT), length=layers, **axes)(**layer, dtype=dtype)
         keys = jax.random.split(jax.random.key(0), 3)
         x, g = (jax.random.normal(key, (batch, sequence, layer["width"])) for key in keys[:2])
         initialise = jax.jit(partial(stack.init, keys[2]))
@@ -164,10 +161,10 @@ class Peer:
 
         start = time.perf_counter()
         self.compiled = jax.jit(step).lower(*self.arguments).compile()
-        compile_s = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         memory, kinds = self.compiled.memory_analysis(), ("temp", "argument", "output")
         sizes = {f"{kind}_bytes": getattr(memory, f"{kind}_size_in_bytes") for kind in kinds}
-        return {"compile_s": compile_s, **sizes}
+        return {"compile_s": seconds, **sizes}
 
     def step(self) -> dict[str, float]:
         """Times one step until its results are there."""
@@ -178,8 +175,8 @@ class Peer:
     def values(self, *, path: str) -> dict[str, str]:
         """Saves y, dx, and the parameters' gradients under the parameters' names, in float32."""
         y, d_params, dx = self.compiled(*self.arguments)
-        arrays: dict[str, Any] = {"y": y.astype(np.float32), "dx": dx.astype(np.float32)}
-        np.savez(path, **arrays | to_torch(d_params))
+        arrays = {"y": y.astype(np.float32), "dx": dx.astype(np.float32), **to_torch(d_params)}
+        np.savez(path, **arrays)
         return {"path": path}
 
 

@@ -15,7 +15,7 @@ from parallel.blocks import BlockSizes, choose_blocks
 from parallel.blockwise import Job, blockwise_layer
 from parallel.cache import KVCache
 from parallel.kernels import kernel_for
-from parallel.sublayers import Dropout, LayerSize, Weights, finish, key_value, query
+from parallel.sublayers import Dropout, LayerSize, Weights, finish, project
 
 
 def vanilla(job: Job, weights: Weights, x_BSD: Tensor) -> Tensor:
@@ -34,11 +34,11 @@ def _dense(
     weights: Weights,
     x_BSD: Tensor,
 ) -> Tensor:
-    positions = job.scope.positions(x_BSD.shape[1])
-    x_BRD = x_BSD[:, as_slice(positions)]
-    q_BHRK = query(weights, job.size, x_BRD)
-    out_BHRK = attention(q_BHRK, *key_value(weights, job.size, x_BSD), job.scope)
-    return finish(weights, x_BRD, out_BHRK, job.dropout, range(len(positions)))
+    q_BHSK, k_BHSK, v_BHSK = project(weights, job.size, x_BSD)
+    wanted = as_slice(job.scope.positions(x_BSD.shape[1]))
+    out_BHRK = attention(q_BHSK[:, :, wanted], k_BHSK, v_BHSK, job.scope)
+    x_BRD = x_BSD[:, wanted]
+    return finish(weights, x_BRD, out_BHRK, job.dropout, range(x_BRD.shape[1]))
 
 
 LAYERS: dict[str, Callable[[Job, Weights, Tensor], Tensor]] = {
@@ -109,9 +109,9 @@ class TransformerLayer(nn.Module):
     def decode(self, x_BSD: Tensor, cache: KVCache) -> Tensor:
         """The next S tokens after those in `cache`, which they join."""
         weights = self.weights()
-        q_BHSK = query(weights, self.size, x_BSD)
+        q_BHSK, k_new_BHSK, v_new_BHSK = project(weights, self.size, x_BSD)
         first = cache.length
-        k_BHSK, v_BHSK = cache.append(*key_value(weights, self.size, x_BSD))
+        k_BHSK, v_BHSK = cache.append(k_new_BHSK, v_new_BHSK)
         kernel = kernel_for(x_BSD.device, q_BHSK.dtype, self.size.head_width)
         out_BHSK, _ = attend(kernel, q_BHSK, k_BHSK, v_BHSK, range(first, cache.length), True)
         return finish(weights, x_BSD, out_BHSK, None, range(x_BSD.shape[1]))

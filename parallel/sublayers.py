@@ -75,13 +75,20 @@ class Dropout:
         return kept.div_(1 - self.rate).to(like.dtype)
 
 
+def project(weights: Weights, size: LayerSize, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention norm and projection to queries, keys and values, each (B, H, S, K)."""
+    parts = _project(weights, x_BSD, slice(None)).chunk(3, dim=2)
+    q_BHSK, k_BHSK, v_BHSK = (_heads(part_BSD, size) for part_BSD in parts)
+    return q_BHSK, k_BHSK, v_BHSK
+
+
 def query(weights: Weights, size: LayerSize, x_BSD: Tensor) -> Tensor:
-    """Queries (B, H, S, K): attention norm and the first third of the projection."""
+    """The queries alone: the first third of the projection."""
     return _heads(_project(weights, x_BSD, slice(0, size.width)), size)
 
 
 def key_value(weights: Weights, size: LayerSize, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values, each (B, H, S, K): the other two thirds."""
+    """The keys and values alone."""
     both = _project(weights, x_BSD, slice(size.width, 3 * size.width))
     key_BSD, value_BSD = both.chunk(2, dim=2)
     return _heads(key_BSD, size), _heads(value_BSD, size)
@@ -105,7 +112,7 @@ def finish(
     masks = None if dropout is None else dropout.masks(rows, branch_BSD)
     x_BSD = x_BSD + (branch_BSD if masks is None else branch_BSD * masks[0])
     normed_BSD = _norm(x_BSD, weights.norm_feed_forward_weight, weights.norm_feed_forward_bias)
-    hidden_BSF = F.linear(normed_BSD, weights.up_weight, weights.up_bias).relu_()
+    hidden_BSF = F.relu(F.linear(normed_BSD, weights.up_weight, weights.up_bias))
     branch_BSD = F.linear(hidden_BSF, weights.down_weight, weights.down_bias)
     return x_BSD + (branch_BSD if masks is None else branch_BSD * masks[1])
 
