@@ -162,6 +162,14 @@ class LayerConfig:
 
     kind: str  # see parallel.layers.LAYERS
     recompute: bool  # keep only the layer's input, compute the rest again in the backward pass
+    block_query: int | None = None  # rows of a block of the kind blockwise; none: chosen
+    block_key: int | None = None
+    block_rows: int | None = None  # of the feed-forward
+
+    def __post_init__(self) -> None:
+        for name in ("block_query", "block_key", "block_rows"):
+            if getattr(self, name) is not None:
+                _at_least(f"layer.{name}", getattr(self, name), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from agentic.config import LayerConfig, ModelConfig, TokensConfig
 from agentic.tokens import ACTION_READ_AT, TOKENS_PER_STEP, Steps, TokenEmbedding
-from parallel import KVCache, LayerSize, TransformerLayer
+from parallel import BlockSettings, KVCache, LayerSize, Scope, TransformerLayer, in_blocks
+
+HEAD_ROWS = 4096  # of a block of the action head, where it is computed in blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,11 @@ class ModelSpec:
             feed_forward=self.model.feed_forward * self.model.width,
             dropout=self.model.dropout,
         )
+
+    def block_settings(self) -> BlockSettings:
+        """The blockwise layers' block sizes as `parallel` takes them."""
+        layer = self.layer
+        return BlockSettings(query=layer.block_query, key=layer.block_key, rows=layer.block_rows)
 
     def to_dict(self) -> dict:
         """Plain types, for a checkpoint."""
@@ -69,7 +77,10 @@ class AgenticTransformer(nn.Module):
         )
         self.layers = nn.ModuleList(
             TransformerLayer(
-                spec.layer_size(), kind=spec.layer.kind, recompute=spec.layer.recompute
+                spec.layer_size(),
+                kind=spec.layer.kind,
+                recompute=spec.layer.recompute,
+                blocks=spec.block_settings(),
             )
             for _ in range(spec.model.layers)
         )
@@ -95,13 +106,24 @@ class AgenticTransformer(nn.Module):
             return_to_go=steps.return_to_go / self.return_scale[steps.task][:, None],
         )
 
-    def forward(self, steps: Steps) -> Tensor:
-        """Actions (B, L, A) in (-1, 1) for raw `steps`; a_t sees nothing later than s_t."""
-        x_BSD = self.embedding(self.normalise(steps))
-        for layer in self.layers:
-            x_BSD = layer(x_BSD)
-        layout = self.spec.tokens.layout
-        return self._act(x_BSD[:, ACTION_READ_AT[layout] :: TOKENS_PER_STEP[layout]])
+    def forward(self, steps: Steps, first: int = 0) -> Tensor:
+        """Actions (B, L - first, A) in (-1, 1) of the steps from `first` on.
+
+        Args:
+            steps: raw; a_t sees nothing later than s_t.
+            first: nothing that only earlier actions need is computed.
+        """
+        x_BSD = self._embed(steps)
+        group = self.spec.tokens_per_step
+        lengths = None
+        if not steps.valid.all():
+            lengths = tuple(int(n) * group for n in steps.valid.sum(dim=1))
+        for layer in self.layers[:-1]:
+            x_BSD = layer(x_BSD, Scope(lengths=lengths))
+        # Only the tokens at which actions are read pass the last layer.
+        read_at = first * group + ACTION_READ_AT[self.spec.tokens.layout]
+        x_BLD = self.layers[-1](x_BSD, Scope(start=read_at, stride=group, lengths=lengths))
+        return in_blocks(self._act, x_BLD, HEAD_ROWS) if self._lean else self._act(x_BLD)
 
     @torch.no_grad()
     def decode(self, previous: Steps | None, current: Steps, caches: list[KVCache]) -> Tensor:
@@ -129,6 +151,17 @@ class AgenticTransformer(nn.Module):
     def parameter_count(self) -> int:
         """Trainable numbers."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def _lean(self) -> bool:
+        """Whether only the layers' inputs may be kept for the backward pass."""
+        return self.spec.layer.recompute or self.spec.layer.kind == "blockwise"
+
+    def _embed(self, steps: Steps) -> Tensor:
+        steps = self.normalise(steps)
+        if self._lean and torch.is_grad_enabled():
+            return torch.utils.checkpoint.checkpoint(self.embedding, steps, use_reentrant=False)
+        return self.embedding(steps)
 
     def _act(self, x: Tensor) -> Tensor:
         return torch.tanh(self.head(self.norm(x)))

@@ -38,9 +38,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return optimizer.learning_rate * warm * (floor + (1 - floor) * cosine)
 
 
-def action_loss(predicted_BLA: Tensor, steps: Steps, weight_BL: Tensor) -> Tensor:
+def action_loss(predicted_BLA: Tensor, action_BLA: Tensor, weight_BL: Tensor) -> Tensor:
     """Mean squared action error over the weighted steps."""
-    error_BL = (predicted_BLA.float() - steps.action).square().mean(dim=2)
+    error_BL = (predicted_BLA.float() - action_BLA).square().mean(dim=2)
     return (error_BL * weight_BL).sum() / weight_BL.sum()
 
 
@@ -264,12 +264,13 @@ class Trainer:
             old.unlink()
 
     def _loss(self, model: AgenticTransformer, steps: Steps, weight_BL: Tensor) -> Tensor:
+        first = int(weight_BL.any(dim=0).nonzero()[0])  # the loss counts no step before it
         steps, weight_BL = steps.to(self.device), weight_BL.to(self.device)
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
         ):
-            predicted_BLA = model(steps)
-        return action_loss(predicted_BLA, steps, weight_BL)
+            predicted_BLA = model(steps, first)
+        return action_loss(predicted_BLA, steps.action[:, first:], weight_BL[:, first:])
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0

@@ -3,19 +3,19 @@
 Axis letters: B batch, S sequence, D model width, H heads, K head width, F feed-forward width.
 """
 
-from parallel.cache import KVCache
 from parallel.attention import Scope
-from parallel.blocks import BlockSizes, choose_blocks, in_blocks
+from parallel.blocks import BlockSettings, BlockSizes, in_blocks
+from parallel.cache import KVCache
 from parallel.layers import LAYERS, TransformerLayer
 from parallel.sublayers import LayerSize
 
 __all__ = [
     "LAYERS",
+    "BlockSettings",
     "BlockSizes",
     "KVCache",
     "LayerSize",
     "Scope",
     "TransformerLayer",
-    "choose_blocks",
     "in_blocks",
 ]

@@ -53,49 +53,42 @@ def as_slice(places: range) -> slice:
     return slice(places.start, places[-1] + 1, places.step)
 
 
-def materialised_attention(
-    q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope
-) -> Tensor:
-    """Builds the matrix of all scores: the plain definition."""
-    seen = _seen(scope, k_BHSK)
-    score_BHQS = q_BHQK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHQK.shape[3])
-    # A finite floor keeps the gradients of a row that sees nothing finite; it is zeroed below.
-    score_BHQS = score_BHQS.masked_fill(~seen, torch.finfo(score_BHQS.dtype).min)
-    return _without_padding(score_BHQS.softmax(dim=3) @ v_BHSK, scope, k_BHSK.shape[2])
-
-
-def sdpa_attention(q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope) -> Tensor:
-    """By `torch.nn.functional.scaled_dot_product_attention`, without a mask where it can be."""
-    whole = (scope.start, scope.stride) == (0, 1)
-    if scope.causal and whole:  # no token sees the padding behind it
-        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, is_causal=True)
-    elif scope.causal or scope.lengths is not None:
-        seen = _seen(scope, k_BHSK)
-        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, attn_mask=seen)
-    else:
-        out_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK)
-    return _without_padding(out_BHQK, scope, k_BHSK.shape[2])
-
-
-def _seen(scope: Scope, k_BHSK: Tensor) -> Tensor:
-    """Bool mask that broadcasts to (B, 1, Q, S): which keys a query sees."""
-    B, _, S, _ = k_BHSK.shape
-    key_S = torch.arange(S, device=k_BHSK.device)
-    seen = torch.ones(1, 1, 1, S, dtype=torch.bool, device=k_BHSK.device)
+def materialised_attention(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope) -> Tensor:
+    """Of all positions; builds the matrix of all scores: the plain definition."""
+    score_BHSS = q_BHSK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHSK.shape[3])
+    S = k_BHSK.shape[2]
     if scope.causal:
-        seen = key_S <= key_S[scope.start :: scope.stride, None]
-    if scope.lengths is not None:
-        length_B = torch.tensor(scope.lengths, device=k_BHSK.device)
-        seen = seen & (key_S < length_B.view(B, 1, 1, 1))
-    return seen
+        future = torch.ones(S, S, dtype=torch.bool, device=k_BHSK.device).triu(1)
+        score_BHSS = score_BHSS.masked_fill(future, -math.inf)
+    padding_BS = _padding(scope, k_BHSK)
+    if padding_BS is not None:
+        # A finite floor: a sequence that is nothing but padding must have finite gradients.
+        floor = torch.finfo(score_BHSS.dtype).min
+        score_BHSS = score_BHSS.masked_fill(padding_BS[:, None, None], floor)
+    return _zero(score_BHSS.softmax(dim=3) @ v_BHSK, padding_BS)
 
 
-def _without_padding(out_BHQK: Tensor, scope: Scope, sequence: int) -> Tensor:
+def sdpa_attention(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scope: Scope) -> Tensor:
+    """Of all positions, by `torch.nn.functional.scaled_dot_product_attention`."""
+    padding_BS = _padding(scope, k_BHSK)
+    # A causal token sees none of the padding behind it.
+    mask = None if scope.causal or padding_BS is None else ~padding_BS[:, None, None]
+    out_BHSK = F.scaled_dot_product_attention(
+        q_BHSK, k_BHSK, v_BHSK, attn_mask=mask, is_causal=scope.causal
+    )
+    return _zero(out_BHSK, padding_BS)
+
+
+def _padding(scope: Scope, k_BHSK: Tensor) -> Tensor | None:
+    """(B, S) True at padding; None where there is none."""
     if scope.lengths is None:
-        return out_BHQK
-    position_Q = torch.arange(scope.start, sequence, scope.stride, device=out_BHQK.device)
-    length_B1 = torch.tensor(scope.lengths, device=out_BHQK.device)[:, None]
-    return out_BHQK.masked_fill((position_Q >= length_B1)[:, None, :, None], 0.0)
+        return None
+    length_B = torch.tensor(scope.lengths, device=k_BHSK.device)
+    return torch.arange(k_BHSK.shape[2], device=k_BHSK.device) >= length_B[:, None]
+
+
+def _zero(out_BHSK: Tensor, padding_BS: Tensor | None) -> Tensor:
+    return out_BHSK if padding_BS is None else out_BHSK.masked_fill(padding_BS[:, None, :, None], 0)
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,34 @@ class BlockSizes:
     key: int
     rows: int
 
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSettings:
+    """Block sizes as the user fixes them; None: chosen by the rule.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    query: int | None = None
+    key: int | None = None
+    rows: int | None = None
+
     def __post_init__(self) -> None:
         for field in ("query", "key", "rows"):
             value = getattr(self, field)
-            if value < 1:
-                raise ValueError(f"block_{field}: got {value}, expected a positive integer")
+            if value is not None and value < 1:
+                raise ValueError(f"block_{field}: got {value}, expected a positive integer or null")
 
-
-def choose_blocks(size: LayerSize, *, batch: int, sequence: int, element_bytes: int) -> BlockSizes:
-    """The rule for block sizes, shown by `benchmarks/tune_blocks.py`."""
-    cache = _cache_bytes()
-    row = batch * size.feed_forward * element_bytes
-    rows = _power_of_two(cache // (2 * row), low=128, high=1024)
-    query = 2048 if sequence >= 32768 else 1024
-    return BlockSizes(query=query, key=2048, rows=rows)
+    def sizes(
+        self, size: LayerSize, *, batch: int, sequence: int, element_bytes: int
+    ) -> BlockSizes:
+        """The rule, shown by `benchmarks/tune_blocks.py`."""
+        rows = _power_of_two(
+            _cache_bytes() // (batch * size.feed_forward * element_bytes), low=128, high=1024
+        )
+        query = 2048 if sequence >= 32768 else 1024
+        return BlockSizes(query=self.query or query, key=self.key or 2048, rows=self.rows or rows)
 
 
 def _cache_bytes() -> int:

@@ -182,9 +182,7 @@ def _keys_values(job: Job, weights: Weights, x_BSD: Tensor) -> tuple[Tensor, Ten
     return k_BHSK, v_BHSK
 
 
-def _sequences(
-    scope: Scope, sequence: int, positions: range
-) -> Iterator[tuple[slice, range, int]]:
+def _sequences(scope: Scope, sequence: int, positions: range) -> Iterator[tuple[slice, range, int]]:
     """Which of these positions and how many keys are no padding, for groups of sequences."""
     if scope.lengths is None:
         yield slice(None), positions, sequence

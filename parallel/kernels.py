@@ -270,9 +270,7 @@ def merge_(out_BHQK: Tensor, lse_BHQ: Tensor, more_BHQK: Tensor, more_lse_BHQ: T
     """Merges the attention to further keys into `out_BHQK` and `lse_BHQ`, in place."""
     both_BHQ = torch.logaddexp(lse_BHQ, more_lse_BHQ)
     out_BHQK.mul_((lse_BHQ - both_BHQ).exp_()[..., None])
-    out_BHQK.addcmul_(
-        more_BHQK.to(out_BHQK.dtype), (more_lse_BHQ - both_BHQ).exp_()[..., None]
-    )
+    out_BHQK.addcmul_(more_BHQK.to(out_BHQK.dtype), (more_lse_BHQ - both_BHQ).exp_()[..., None])
     lse_BHQ.copy_(both_BHQ)
 
 

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from parallel.attention import Scope, as_slice, attend, materialised_attention, sdpa_attention
-from parallel.blocks import BlockSizes, choose_blocks
+from parallel.blocks import BlockSettings
 from parallel.blockwise import Job, blockwise_layer
 from parallel.cache import KVCache
 from parallel.kernels import kernel_for
@@ -35,10 +35,10 @@ def _dense(
     x_BSD: Tensor,
 ) -> Tensor:
     q_BHSK, k_BHSK, v_BHSK = project(weights, job.size, x_BSD)
+    out_BHSK = attention(q_BHSK, k_BHSK, v_BHSK, job.scope)
     wanted = as_slice(job.scope.positions(x_BSD.shape[1]))
-    out_BHRK = attention(q_BHSK[:, :, wanted], k_BHSK, v_BHSK, job.scope)
     x_BRD = x_BSD[:, wanted]
-    return finish(weights, x_BRD, out_BHRK, job.dropout, range(x_BRD.shape[1]))
+    return finish(weights, x_BRD, out_BHSK[:, :, wanted], job.dropout, range(x_BRD.shape[1]))
 
 
 LAYERS: dict[str, Callable[[Job, Weights, Tensor], Tensor]] = {
@@ -55,14 +55,19 @@ class TransformerLayer(nn.Module):
         size: widths and dropout.
         kind: a key of `LAYERS`.
         recompute: keep only the input for the backward pass and compute the rest again.
-        blocks: of the kind `blockwise`; None: chosen by `choose_blocks`.
+        blocks: of the kind `blockwise`.
 
     Raises:
         ValueError: an unknown kind.
     """
 
     def __init__(
-        self, size: LayerSize, *, kind: str, recompute: bool, blocks: BlockSizes | None = None
+        self,
+        size: LayerSize,
+        *,
+        kind: str,
+        recompute: bool,
+        blocks: BlockSettings = BlockSettings(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
         if kind not in LAYERS:
@@ -91,7 +96,7 @@ class TransformerLayer(nn.Module):
         scope = scope or Scope()
         B, S, _ = x_BSD.shape
         scope.check(B, S)
-        blocks = self.blocks or choose_blocks(
+        blocks = self.blocks.sizes(
             self.size, batch=B, sequence=S, element_bytes=x_BSD.element_size()
         )
         dropout = None

@@ -1,0 +1,48 @@
+"""Counts the bytes of tensors that a function allocates, and the most that live at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """Bytes above what was allocated before: the peak, and what is left at the end."""
+
+    peak: int
+    kept: int
+    largest: int  # of a single allocation
+
+
+def allocated(function: Callable[[], object]) -> Allocated:
+    """Runs `function` once and reads PyTorch's own allocator.
+
+    On the CPU these are the profiler's records, which name every allocation of a tensor and of a
+    kernel's buffers, but not what the matrix library allocates for itself. What `function` returns
+    is alive at the end; drop it inside to see what autograd keeps.
+    """
+    if torch.cuda.is_available():
+        return _allocated_cuda(function)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        result = function()
+    now = peak = largest = 0
+    for event in record.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+            largest = max(largest, event.nbytes())
+    del result
+    return Allocated(peak=peak, kept=now, largest=largest)
+
+
+def _allocated_cuda(function: Callable[[], object]) -> Allocated:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = function()
+    torch.cuda.synchronize()
+    peak, kept = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    del result
+    return Allocated(peak=peak, kept=kept, largest=0)
