@@ -6,7 +6,7 @@ input, its attention output and the log-sum-exp are kept; the rest is computed a
 block, and the gradients are those of the whole. Sums over blocks are in fp32 (fp64 for fp64).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from parallel.attention import Scope, as_slice, attend, attend_backward
 from parallel.blocks import BlockSizes, cut
+from parallel.gradients import WeightGradients, sum_dtype
 from parallel.kernels import Kernel, kernel_for
 from parallel.sublayers import Dropout, LayerSize, Weights, finish, key_value, query
 
@@ -62,10 +63,10 @@ class _BlockwiseLayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_BRD: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         x_BSD, out_BHRK, lse_BHR, *weights = ctx.saved_tensors
-        sums = _WeightGradients(weights, ctx.needs_input_grad[2:])
+        sums = WeightGradients(Weights(*weights), ctx.needs_input_grad[2:])
         with torch.autocast(**ctx.autocast, cache_enabled=False):
             dx_BSD = _backward(ctx.job, sums, x_BSD, out_BHRK, lse_BHR, dy_BRD)
-        return None, dx_BSD, *sums.total
+        return None, dx_BSD, *sums.total()
 
 
 def _forward(
@@ -78,7 +79,7 @@ def _forward(
     kept_out = kept_lse = None
     if keep:
         kept_out = k_BHSK.new_zeros(B, R, job.size.heads, job.size.head_width).transpose(1, 2)
-        kept_lse = k_BHSK.new_zeros(B, job.size.heads, R, dtype=_sum_dtype(k_BHSK))
+        kept_lse = k_BHSK.new_zeros(B, job.size.heads, R, dtype=sum_dtype(k_BHSK))
     y_BRD = x_BSD.new_empty(B, R, D, dtype=torch.promote_types(x_BSD.dtype, k_BHSK.dtype))
     for rows in cut(range(R), job.blocks.query):
         positions = job.scope.positions(S, rows)
@@ -111,7 +112,7 @@ def _forward(
 
 def _backward(
     job: Job,
-    sums: "_WeightGradients",
+    sums: WeightGradients,
     x_BSD: Tensor,
     out_BHRK: Tensor,
     lse_BHR: Tensor,
@@ -119,54 +120,47 @@ def _backward(
 ) -> Tensor:
     """Gradient of x; those of the weights go to `sums`."""
     S, R = x_BSD.shape[1], dy_BRD.shape[1]
-    weights = sums.weights
     kernel = job.kernel(x_BSD.device, out_BHRK.dtype)
-    k_BHSK, v_BHSK = _keys_values(job, weights, x_BSD)
+    k_BHSK, v_BHSK = _keys_values(job, sums.weights, x_BSD)
     dk_BHSK, dv_BHSK = (torch.zeros_like(t, dtype=lse_BHR.dtype) for t in (k_BHSK, v_BHSK))
     dx_BSD = torch.zeros_like(x_BSD)
     for rows in cut(range(R), job.blocks.query):
+        positions = job.scope.positions(S, rows)
+        x_BQD = x_BSD[:, as_slice(positions)]
         dout_BHQK = torch.empty_like(out_BHRK[:, :, as_slice(rows)])
         for part in cut(rows, job.blocks.rows):
-            places = as_slice(job.scope.positions(S, part))
             here = slice(part.start - rows.start, part.stop - rows.start)
-            with torch.enable_grad():
-                x_BQD, out_BHQK = _leaf(x_BSD[:, places]), _leaf(out_BHRK[:, :, as_slice(part)])
-                y_BQD = finish(weights, x_BQD, out_BHQK, job.dropout, part)
-            dx_BSD[:, places], dout_BHQK[:, :, here] = sums.add(
-                [y_BQD], [dy_BRD[:, as_slice(part)]], [x_BQD, out_BHQK]
+            dx_BSD[:, as_slice(job.scope.positions(S, part))], dout_BHQK[:, :, here] = sums.finish(
+                x_BQD[:, here],
+                out_BHRK[:, :, as_slice(part)],
+                job.dropout,
+                part,
+                dy_BRD[:, as_slice(part)],
             )
-        positions = job.scope.positions(S, rows)
-        with torch.enable_grad():
-            x_BQD = _leaf(x_BSD[:, as_slice(positions)])
-            q_BHQK = query(weights, job.size, x_BQD)
+        q_BHQK = query(sums.weights, job.size, x_BQD)
         dq_BHQK = torch.zeros_like(q_BHQK)
         for sequences, within, keys in _sequences(job.scope, S, positions):
-            q = slice(0, len(within))
-            r = slice(rows.start, rows.start + len(within))
-            dq_BHQK[sequences, :, q] = attend_backward(
+            here = slice(0, len(within))
+            there = slice(rows.start, rows.start + len(within))
+            dq_BHQK[sequences, :, here] = attend_backward(
                 kernel,
-                dout_BHQK[sequences, :, q],
-                q_BHQK.detach()[sequences, :, q],
+                dout_BHQK[sequences, :, here],
+                q_BHQK[sequences, :, here],
                 k_BHSK[sequences, :, :keys],
                 v_BHSK[sequences, :, :keys],
-                out_BHRK[sequences, :, r],
-                lse_BHR[sequences, :, r],
+                out_BHRK[sequences, :, there],
+                lse_BHR[sequences, :, there],
                 dk_BHSK[sequences, :, :keys],
                 dv_BHSK[sequences, :, :keys],
                 within,
                 job.scope.causal,
                 job.blocks.key,
             )
-        (dx_BQD,) = sums.add([q_BHQK], [dq_BHQK], [x_BQD])
-        dx_BSD[:, as_slice(positions)] += dx_BQD
+        dx_BSD[:, as_slice(positions)] += sums.query(job.size, x_BQD, dq_BHQK)
     for rows in cut(range(S), job.blocks.rows):
         places = as_slice(rows)
-        with torch.enable_grad():
-            x_BCD = _leaf(x_BSD[:, places])
-            key_value_BHCK = key_value(weights, job.size, x_BCD)
-        grads = [t[:, :, places].to(k_BHSK.dtype) for t in (dk_BHSK, dv_BHSK)]
-        (dx_BCD,) = sums.add(key_value_BHCK, grads, [x_BCD])
-        dx_BSD[:, places] += dx_BCD
+        dk, dv = (t[:, :, places].to(k_BHSK.dtype) for t in (dk_BHSK, dv_BHSK))
+        dx_BSD[:, places] += sums.key_value(job.size, x_BSD[:, places], dk, dv)
     return dx_BSD
 
 
@@ -191,33 +185,3 @@ def _sequences(scope: Scope, sequence: int, positions: range) -> Iterator[tuple[
         within = range(positions.start, min(positions.stop, length), positions.step)
         if within:
             yield slice(b, b + 1), within, length
-
-
-class _WeightGradients:
-    """Sums the weights' gradients over blocks, those of frozen weights aside."""
-
-    def __init__(self, weights: Sequence[Tensor], wanted: Sequence[bool]) -> None:
-        self.weights = Weights(*(_leaf(w, need) for w, need in zip(weights, wanted, strict=True)))
-        self.total: list[Tensor | None] = [None] * len(weights)
-
-    def add(
-        self, outputs: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Goes back from a block's outputs to its inputs, whose gradients are returned."""
-        wanted = [i for i, weight in enumerate(self.weights) if weight.requires_grad]
-        found = torch.autograd.grad(
-            outputs, [*inputs, *(self.weights[i] for i in wanted)], grads, allow_unused=True
-        )
-        for i, grad in zip(wanted, found[len(inputs) :], strict=True):
-            total = self.total[i]
-            if grad is not None:
-                self.total[i] = grad.to(_sum_dtype(grad)) if total is None else total.add_(grad)
-        return found[: len(inputs)]
-
-
-def _leaf(x: Tensor, requires_grad: bool = True) -> Tensor:
-    return x.detach().requires_grad_(requires_grad)
-
-
-def _sum_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -7,6 +7,7 @@ it. Axis letters: B batch, H heads, Q queries, S keys, K head width.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -188,32 +189,39 @@ class CudaEfficient:
         return dq_BHQK, dk_BHSK, dv_BHSK
 
 
-class Lean:
-    """Plain PyTorch for every device and dtype, in tiles of keys; computes in fp32 or fp64."""
+class Plain:
+    """Plain PyTorch for every device and dtype, tile by tile; computes in fp32 or fp64.
+
+    One head at a time: a tile of scores of 512 KiB stays in a core's own cache between the product
+    that makes it and the one that uses it.
+    """
 
     name = "plain"
-    TILE = 512
+    QUERIES, KEYS = 512, 256  # of a tile
 
     def forward(  # noqa: D102
         self, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool
     ) -> tuple[Tensor, Tensor]:
-        query = _wide(q_BHQK) / math.sqrt(q_BHQK.shape[3])
-        out_BHQK = torch.zeros_like(query)
-        total_BHQ1 = query.new_zeros(*query.shape[:3], 1)
-        top_BHQ1 = query.new_full(total_BHQ1.shape, -math.inf)
-        for first in range(0, k_BHSK.shape[2], self.TILE):
-            key, value = (_wide(t[:, :, first : first + self.TILE]) for t in (k_BHSK, v_BHSK))
-            seen = slice(first if causal else 0, None)  # queries that see anything of the tile
-            score_BHQS = self._scores(query[:, :, seen], key, causal)
-            # Every query has seen the first tile, so that its maximum is finite from then on.
-            top = torch.maximum(top_BHQ1[:, :, seen], score_BHQS.amax(3, keepdim=True))
-            shrink = (top_BHQ1[:, :, seen] - top).exp_()
-            weight_BHQS = score_BHQS.sub_(top).exp_()
-            total_BHQ1[:, :, seen].mul_(shrink).add_(weight_BHQS.sum(3, keepdim=True))
-            out_BHQK[:, :, seen].mul_(shrink).add_(weight_BHQS @ value)
-            top_BHQ1[:, :, seen] = top
-        out_BHQK.div_(total_BHQ1)
-        return out_BHQK.to(q_BHQK.dtype), total_BHQ1.log_().add_(top_BHQ1).squeeze(3)
+        q_NQK, k_NSK, v_NSK = (_wide(t).flatten(0, 1) for t in (q_BHQK, k_BHSK, v_BHSK))
+        q_NQK = q_NQK / math.sqrt(q_NQK.shape[2])
+        out_NQK = torch.zeros_like(q_NQK)
+        total_NQ1 = q_NQK.new_zeros(*q_NQK.shape[:2], 1)
+        top_NQ1 = torch.full_like(total_NQ1, -math.inf)
+        for n, queries, keys in self._tiles(q_NQK, k_NSK, causal):
+            score_QS = q_NQK[n, queries] @ k_NSK[n, keys].T
+            if causal:
+                _hide_future_(score_QS, queries, keys)
+            # A query has seen key 0 in its first tile, so that its maximum is finite.
+            top_Q1 = torch.maximum(top_NQ1[n, queries], score_QS.amax(1, keepdim=True))
+            shrink_Q1 = (top_NQ1[n, queries] - top_Q1).exp_()
+            weight_QS = score_QS.sub_(top_Q1).exp_()
+            total_NQ1[n, queries].mul_(shrink_Q1).add_(weight_QS.sum(1, keepdim=True))
+            out_NQK[n, queries].mul_(shrink_Q1).addmm_(weight_QS, v_NSK[n, keys])
+            top_NQ1[n, queries] = top_Q1
+        out_NQK.div_(total_NQ1)
+        lse_NQ = total_NQ1.log_().add_(top_NQ1).squeeze(2)
+        shape = q_BHQK.shape
+        return out_NQK.view(shape).to(q_BHQK.dtype), lse_NQ.view(shape[:3])
 
     def backward(  # noqa: D102
         self,
@@ -226,32 +234,36 @@ class Lean:
         causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         scale = 1 / math.sqrt(q_BHQK.shape[3])
-        query, grad = _wide(q_BHQK) * scale, _wide(grad_BHQK)
-        delta_BHQ1 = (grad * out_BHQK).sum(3, keepdim=True)
-        dq_BHQK = torch.zeros_like(query)
-        dk_BHSK, dv_BHSK = (torch.empty_like(t, dtype=query.dtype) for t in (k_BHSK, v_BHSK))
-        for first in range(0, k_BHSK.shape[2], self.TILE):
-            tile = slice(first, first + self.TILE)
-            key, value = _wide(k_BHSK[:, :, tile]), _wide(v_BHSK[:, :, tile])
-            seen = slice(first if causal else 0, None)
-            weight_BHQS = self._scores(query[:, :, seen], key, causal)
-            weight_BHQS.sub_(lse_BHQ[:, :, seen, None]).exp_()
-            dv_BHSK[:, :, tile] = weight_BHQS.transpose(2, 3) @ grad[:, :, seen]
-            dscore_BHQS = grad[:, :, seen] @ value.transpose(2, 3)
-            dscore_BHQS.sub_(delta_BHQ1[:, :, seen]).mul_(weight_BHQS)
-            dk_BHSK[:, :, tile] = dscore_BHQS.transpose(2, 3) @ query[:, :, seen]
-            dq_BHQK[:, :, seen] += dscore_BHQS @ key
-        return dq_BHQK.mul_(scale), dk_BHSK, dv_BHSK
+        inputs = (grad_BHQK, q_BHQK, k_BHSK, v_BHSK, out_BHQK)
+        grad_NQK, q_NQK, k_NSK, v_NSK, out_NQK = (_wide(t).flatten(0, 1) for t in inputs)
+        lse_NQ1 = lse_BHQ.flatten(0, 1)[..., None]
+        delta_NQ1 = (grad_NQK * out_NQK).sum(2, keepdim=True)
+        dq_NQK, dk_NSK, dv_NSK = (torch.zeros_like(t) for t in (q_NQK, k_NSK, v_NSK))
+        for n, queries, keys in self._tiles(q_NQK, k_NSK, causal):
+            query_QK, grad_QK, key_SK = q_NQK[n, queries], grad_NQK[n, queries], k_NSK[n, keys]
+            score_QS = torch.addmm(lse_NQ1[n, queries], query_QK, key_SK.T, beta=-1, alpha=scale)
+            if causal:
+                _hide_future_(score_QS, queries, keys)
+            weight_QS = score_QS.exp_()
+            dv_NSK[n, keys].addmm_(weight_QS.T, grad_QK)
+            dscore_QS = torch.addmm(delta_NQ1[n, queries], grad_QK, v_NSK[n, keys].T, beta=-1)
+            dscore_QS.mul_(weight_QS)
+            dk_NSK[n, keys].addmm_(dscore_QS.T, query_QK, alpha=scale)
+            dq_NQK[n, queries].addmm_(dscore_QS, key_SK, alpha=scale)
+        return dq_NQK.view(q_BHQK.shape), dk_NSK.view(k_BHSK.shape), dv_NSK.view(v_BHSK.shape)
 
-    @staticmethod
-    def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-        """(B, H, Q, S); if causal, the first query stands at the tile's first key."""
-        score_BHQS = query @ key.transpose(2, 3)
-        if causal:
-            size = key.shape[2]
-            future = torch.ones(size, size, dtype=torch.bool, device=key.device).triu_(1)
-            score_BHQS[:, :, :size].masked_fill_(future, -math.inf)
-        return score_BHQS
+    def _tiles(
+        self, q_NQK: Tensor, k_NSK: Tensor, causal: bool
+    ) -> Iterator[tuple[int, slice, slice]]:
+        """Head, queries and keys of every tile that is not all future; key 0 comes first."""
+        N, Q, _ = q_NQK.shape
+        for n in range(N):
+            for first_query in range(0, Q, self.QUERIES):
+                end = min(first_query + self.QUERIES, Q)
+                for first_key in range(0, end if causal else k_NSK.shape[1], self.KEYS):
+                    begin = max(first_query, first_key) if causal else first_query
+                    keys = slice(first_key, min(first_key + self.KEYS, k_NSK.shape[1]))
+                    yield n, slice(begin, end), keys
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_width: int) -> Kernel:
@@ -263,7 +275,7 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_width: int) -> Ker
         return CudaFlash()
     if device.type == "cuda" and dtype == torch.float32 and head_width % 4 == 0:
         return CudaEfficient()
-    return Lean()
+    return Plain()
 
 
 def merge_(out_BHQK: Tensor, lse_BHQ: Tensor, more_BHQK: Tensor, more_lse_BHQ: Tensor) -> None:
@@ -283,6 +295,12 @@ def _missing_parts(q_BHQK: Tensor) -> int:
 def _as_batch(x_1HS: Tensor, parts: int) -> Tensor:
     """(1, H, S, ...) as (parts, H, S/parts, ...), without a copy."""
     return x_1HS[0].unflatten(1, (parts, -1)).transpose(0, 1)
+
+
+def _hide_future_(score_QS: Tensor, queries: slice, keys: slice) -> None:
+    if keys.stop - 1 > queries.start:
+        future = torch.ones(score_QS.shape, dtype=torch.bool, device=score_QS.device)
+        score_QS.masked_fill_(future.triu_(queries.start - keys.start + 1), -math.inf)
 
 
 def _wide(x: Tensor) -> Tensor:

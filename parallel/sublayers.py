@@ -1,7 +1,7 @@
 """What a pre-norm transformer layer does row by row, around its attention.
 
-Plain functions of explicit weights: every kind of layer computes with these, on whole sequences or
-on blocks of rows, and recomputes with them in its backward pass.
+Plain functions of explicit weights, for whole sequences or blocks of rows. The dense kinds of layer
+leave their gradients to autograd; the blockwise kind takes those of `parallel.gradients`.
 """
 
 from dataclasses import dataclass
