@@ -78,7 +78,12 @@ def make_model(seed: int = 0, **changes: object) -> AgenticTransformer:
             "trajectory_embedding": False,
         },
         "model": {"layers": 2, "width": 16, "heads": 2, "feed_forward": 2, "dropout": 0.0},
-        "layer": {"kind": "memory_efficient", "recompute": False},
+        "layer": {
+            "kind": "memory_efficient",
+            "recompute": False,
+            "block_query": None,
+            "block_rows": None,
+        },
         "spec": {
             "tasks": ("cartpole_swingup",),
             "observation_size": 3,
