@@ -13,18 +13,21 @@ class Allocated:
 
     peak: int
     kept: int
-    largest: int  # of a single allocation
+    largest: int  # of a single allocation; not told on CUDA (0)
 
 
-def allocated(function: Callable[[], object]) -> Allocated:
+def allocated(
+    function: Callable[[], object],
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Allocated:
     """Runs `function` once and reads PyTorch's own allocator.
 
     On the CPU these are the profiler's records, which name every allocation of a tensor and of a
     kernel's buffers, but not what the matrix library allocates for itself. What `function` returns
     is alive at the end; drop it inside to see what autograd keeps.
     """
-    if torch.cuda.is_available():
-        return _allocated_cuda(function)
+    if device.type == "cuda":
+        return _allocated_cuda(function, device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         result = function()
     now = peak = largest = 0
@@ -37,12 +40,13 @@ def allocated(function: Callable[[], object]) -> Allocated:
     return Allocated(peak=peak, kept=now, largest=largest)
 
 
-def _allocated_cuda(function: Callable[[], object]) -> Allocated:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+def _allocated_cuda(function: Callable[[], object], device: torch.device) -> Allocated:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     result = function()
-    torch.cuda.synchronize()
-    peak, kept = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    kept = torch.cuda.memory_allocated(device) - before
     del result
     return Allocated(peak=peak, kept=kept, largest=0)
