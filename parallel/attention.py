@@ -157,18 +157,17 @@ def attend_backward(
     v_BHSK: Tensor,
     out_BHQK: Tensor,
     lse_BHQ: Tensor,
+    dq_BHQK: Tensor,
     dk_BHSK: Tensor,
     dv_BHSK: Tensor,
     positions: range,
     causal: bool,
     block_key: int,
-) -> Tensor:
-    """Gradient of `attend`: returns that of the queries, adds the others to `dk` and `dv`.
+) -> None:
+    """Adds the gradients of `attend` to `dq`, `dk` and `dv`, in their dtype.
 
-    Sums are in the dtype of `dk_BHSK` and `dv_BHSK`; `block_key` limits the keys of one call and
-    with it the temporaries.
+    `block_key` limits the keys of one call and with it the temporaries.
     """
-    dq_BHQK = torch.zeros_like(q_BHQK, dtype=dk_BHSK.dtype)
     for piece in pieces(positions, k_BHSK.shape[2], causal):
         queries = piece.queries
         for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
@@ -184,7 +183,6 @@ def attend_backward(
             dq_BHQK[:, :, queries] += dq
             dk_BHSK[:, :, keys] += dk
             dv_BHSK[:, :, keys] += dv
-    return dq_BHQK.to(q_BHQK.dtype)
 
 
 def _cut(keys: slice, size: int) -> Iterator[slice]:

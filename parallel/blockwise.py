@@ -127,22 +127,26 @@ def _backward(
     for rows in cut(range(R), job.blocks.query):
         positions = job.scope.positions(S, rows)
         x_BQD = x_BSD[:, as_slice(positions)]
-        dout_BHQK = torch.empty_like(out_BHRK[:, :, as_slice(rows)])
-        for part in cut(rows, job.blocks.rows):
-            here = slice(part.start - rows.start, part.stop - rows.start)
-            dx_BSD[:, as_slice(job.scope.positions(S, part))], dout_BHQK[:, :, here] = sums.finish(
+        parts = [
+            (part, slice(part.start - rows.start, part.stop - rows.start))
+            for part in cut(rows, job.blocks.rows)
+        ]
+        dx_BQD = torch.empty_like(x_BQD)
+        q_BHQK, dout_BHQK = (torch.empty_like(out_BHRK[:, :, as_slice(rows)]) for _ in range(2))
+        for part, here in parts:
+            q_BHQK[:, :, here] = query(sums.weights, job.size, x_BQD[:, here])
+            dx_BQD[:, here], dout_BHQK[:, :, here] = sums.finish(
                 x_BQD[:, here],
                 out_BHRK[:, :, as_slice(part)],
                 job.dropout,
                 part,
                 dy_BRD[:, as_slice(part)],
             )
-        q_BHQK = query(sums.weights, job.size, x_BQD)
-        dq_BHQK = torch.zeros_like(q_BHQK)
+        dq_BHQK = torch.zeros_like(q_BHQK, dtype=lse_BHR.dtype)
         for sequences, within, keys in _sequences(job.scope, S, positions):
             here = slice(0, len(within))
             there = slice(rows.start, rows.start + len(within))
-            dq_BHQK[sequences, :, here] = attend_backward(
+            attend_backward(
                 kernel,
                 dout_BHQK[sequences, :, here],
                 q_BHQK[sequences, :, here],
@@ -150,13 +154,17 @@ def _backward(
                 v_BHSK[sequences, :, :keys],
                 out_BHRK[sequences, :, there],
                 lse_BHR[sequences, :, there],
+                dq_BHQK[sequences, :, here],
                 dk_BHSK[sequences, :, :keys],
                 dv_BHSK[sequences, :, :keys],
                 within,
                 job.scope.causal,
                 job.blocks.key,
             )
-        dx_BSD[:, as_slice(positions)] += sums.query(job.size, x_BQD, dq_BHQK)
+        for _, here in parts:
+            dq = dq_BHQK[:, :, here].to(q_BHQK.dtype)
+            dx_BQD[:, here] += sums.query(job.size, x_BQD[:, here], dq)
+        dx_BSD[:, as_slice(positions)] = dx_BQD
     for rows in cut(range(S), job.blocks.rows):
         places = as_slice(rows)
         dk, dv = (t[:, :, places].to(k_BHSK.dtype) for t in (dk_BHSK, dv_BHSK))

@@ -71,7 +71,7 @@ def workplace(tmp_path_factory) -> Path:
 def run_dir(workplace) -> Path:
     done = _run(workplace, "train", *SMALL, "run_dir=run")
     assert done.returncode == 0, done.stderr
-    for word in ("8 episodes", "memory, estimated", "last trial", "random policy", "dataset p90"):
+    for word in ("8 episodes", "memory, predicted", "longest chain", "last trial", "random policy", "dataset p90"):
         assert word in done.stdout
     return workplace / "run"
 
@@ -176,6 +176,12 @@ def test_bad_input_gets_one_line(tmp_path, command, arguments, words):
 def test_too_few_trajectories(workplace):
     done = _run(workplace, "train", *SMALL, "chain.trajectories=9", "run_dir=few")
     _fails(done, "chain.trajectories: got 9", "8 episodes")
+
+
+def test_a_run_beyond_the_memory_is_refused_before_its_first_step(workplace):
+    large = ["layer=vanilla", "batch_steps=1000000000", "run_dir=large"]
+    done = _run(workplace, "train", *SMALL, *large)
+    _fails(done, "layer.kind: got 'vanilla'", "GiB", "batch_steps=1000000000", "layer=blockwise")
 
 
 def test_two_runs_in_one_second_have_their_own_directories(tmp_path):

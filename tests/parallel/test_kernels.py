@@ -73,10 +73,8 @@ def test_attention_of_a_block_of_queries(kernel, first, stride, block_key):
     expected, _ = _dense(*leaves, visible)
     out, lse = attend(kernel, q, k, v, positions, True)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    dq = attend_backward(
-        kernel, grad, q, k, v, out, lse, dk, dv, positions, True, block_key
-    )  # fmt: skip
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    attend_backward(kernel, grad, q, k, v, out, lse, dq, dk, dv, positions, True, block_key)
     for ours, theirs in zip((dq, dk, dv), torch.autograd.grad(expected, leaves, grad), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
