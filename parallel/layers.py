@@ -97,7 +97,11 @@ class TransformerLayer(nn.Module):
         B, S, _ = x_BSD.shape
         scope.check(B, S)
         blocks = self.blocks.sizes(
-            self.size, batch=B, sequence=S, element_bytes=x_BSD.element_size()
+            self.size,
+            batch=B,
+            sequence=S,
+            element_bytes=x_BSD.element_size(),
+            device=x_BSD.device,
         )
         dropout = None
         if self.training and self.size.dropout > 0:

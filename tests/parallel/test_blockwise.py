@@ -323,6 +323,8 @@ def test_block_sizes_are_chosen_or_fixed():
     )
     wide = LayerSize(width=1024, heads=8, feed_forward=4096)
     assert BlockSettings().sizes(wide, **shape).rows < chosen.rows
+    short = BlockSettings().sizes(size, batch=1, sequence=5, element_bytes=4)
+    assert (short.query, short.key, short.rows) == (5, 5, 5)
     with pytest.raises(ValueError, match="block_rows: got 0, expected a positive integer"):
         BlockSettings(rows=0)
 
