@@ -100,25 +100,39 @@ class Piece:
     causal: bool
 
 
-def pieces(positions: range, keys: int, causal: bool) -> Iterator[Piece]:
+def pieces(
+    positions: range, keys: int, causal: bool, largest_square: int | None = None
+) -> Iterator[Piece]:
     """Cuts the attention of queries at `positions` to keys 0 to `keys` into blocks.
 
     What lies in the future of all queries is in no block. The causal blocks need no mask even
     where queries are `stride` positions apart: the keys of one phase of the stride are as many as
     the queries, and query i sees the first i + 1 of them if they stand at the queries' own
-    positions, the first i of any other phase. The first piece holds every query.
+    positions, the first i of any other phase. Without `largest_square`, which cuts causal squares
+    further, the first piece holds every query.
     """
-    everyone = slice(0, len(positions))
+    everyone = range(len(positions))
     if not causal:
-        yield Piece(everyone, slice(0, keys), False)
+        yield Piece(as_slice(everyone), slice(0, keys), False)
         return
-    yield Piece(everyone, as_slice(positions), True)
+    yield from _square(everyone, positions, largest_square)
     if positions.start > 0:
-        yield Piece(everyone, slice(0, positions.start), False)
+        yield Piece(as_slice(everyone), slice(0, positions.start), False)
     for phase in range(1, positions.step):
         places = range(positions.start + phase, positions[-1], positions.step)
         if places:
-            yield Piece(slice(1, len(positions)), as_slice(places), True)
+            yield from _square(everyone[1:], places, largest_square)
+
+
+def _square(queries: range, keys: range, largest: int | None) -> Iterator[Piece]:
+    """A causal square, cut in halves until it is no larger than asked for."""
+    if largest is None or len(queries) <= largest:
+        yield Piece(as_slice(queries), as_slice(keys), True)
+        return
+    half = -(-len(queries) // (2 * largest)) * largest
+    yield from _square(queries[:half], keys[:half], largest)
+    yield Piece(as_slice(queries[half:]), as_slice(keys[:half]), False)
+    yield from _square(queries[half:], keys[half:], largest)
 
 
 def attend(
@@ -168,7 +182,7 @@ def attend_backward(
 
     `block_key` limits the keys of one call and with it the temporaries.
     """
-    for piece in pieces(positions, k_BHSK.shape[2], causal):
+    for piece in pieces(positions, k_BHSK.shape[2], causal, kernel.largest_square):
         queries = piece.queries
         for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
             dq, dk, dv = kernel.backward(
@@ -186,5 +200,6 @@ def attend_backward(
 
 
 def _cut(keys: slice, size: int) -> Iterator[slice]:
-    for first in range(keys.start, keys.stop, size):
-        yield slice(first, min(first + size, keys.stop))
+    step = keys.step or 1
+    for first in range(keys.start, keys.stop, size * step):
+        yield slice(first, min(first + size * step, keys.stop), step)

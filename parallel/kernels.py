@@ -17,9 +17,16 @@ aten = torch.ops.aten
 
 
 class Kernel(Protocol):
-    """`causal` needs as many keys as queries: query i sees keys 0 to i."""
+    """`causal` needs as many keys as queries: query i sees keys 0 to i.
+
+    Attributes:
+        name: what the user is told.
+        largest_square: rows of a causal square from which on its backward pass is faster cut into
+            smaller squares and blocks without a mask; None: never.
+    """
 
     name: str
+    largest_square: int | None
 
     def forward(
         self, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool
@@ -49,6 +56,7 @@ class CpuFlash:
     """
 
     name = "cpu flash"
+    largest_square: int | None = 256
     _forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     _backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -111,6 +119,7 @@ class CudaFlash:
     """FlashAttention as PyTorch ships it: fp16 and bf16, head width a multiple of 8 up to 256."""
 
     name = "cuda flash"
+    largest_square: int | None = None
 
     def forward(  # noqa: D102
         self, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool
@@ -151,6 +160,7 @@ class CudaEfficient:
     """PyTorch's memory-efficient attention on CUDA: fp32, head width a multiple of 4."""
 
     name = "cuda efficient"
+    largest_square: int | None = None
 
     def forward(  # noqa: D102
         self, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool
@@ -197,6 +207,7 @@ class Plain:
     """
 
     name = "plain"
+    largest_square: int | None = None
     QUERIES, KEYS = 512, 256  # of a tile
 
     def forward(  # noqa: D102

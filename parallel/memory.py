@@ -32,6 +32,7 @@ class Stack:
     recompute: bool
     half: bool  # under bf16 autocast
     blocks: BlockSettings = BlockSettings()
+    device: torch.device = torch.device("cpu")
 
     @property
     def element(self) -> int:
@@ -194,28 +195,33 @@ def _dense(stack: Stack, batch: Batch, *, kept: int, backward: int, copied: bool
 def _blockwise(stack: Stack, batch: Batch) -> _Layer:
     """Keeps x, the attention output and log-sum-exp; the rest exists for one block at a time."""
     B, S, R, D, e = batch.sequences, batch.tokens, batch.rows, stack.size.width, stack.element
-    blocks = stack.blocks.sizes(stack.size, batch=B, sequence=S, element_bytes=FULL)
+    blocks = stack.blocks.sizes(
+        stack.size, batch=B, sequence=S, element_bytes=FULL, device=stack.device
+    )
     token, row = B * S * D, B * R * D
     kept = FULL * token + e * row + FULL * B * stack.size.heads * R
     # Gradients of output and x; keys and values, and their gradients.
     whole = kept + FULL * (row + token) + 2 * (e + FULL) * token
     Q = min(blocks.query, R)
     rows = min(blocks.rows, Q)
-    # Attention: queries, gradients of them, of the output; the queries' sum; what the kernel gives
-    # for two blocks of keys: the next call begins while the result of the one before is there.
+    # Of the block of queries: themselves, gradients of the attention output and of x.
+    block = B * Q * D * (2 * e + FULL)
+    # Attention: the sum of the queries' gradients, and what the kernel gives for two blocks of
+    # keys: the next call begins while the result of the one before is there.
     stride = batch.scope.stride
     before = [len(keys) for keys in cut(range(max(S - Q * stride, 0)), blocks.key)]
     keys = max(a + b for a, b in pairwise([0, Q, *before, *[Q] * (stride - 1)]))
-    parts = max(torch.get_num_threads() // stack.size.heads, 1) if B == 1 else 1
-    in_attention = B * D * (Q * (3 * e + FULL) + 2 * e * Q + 2 * e * keys * parts)
+    threads = torch.get_num_threads() if stack.device.type == "cpu" else 1
+    parts = max(threads // stack.size.heads, 1) if B == 1 else 1  # see `kernels.CpuFlash`
+    in_attention = B * D * (Q * FULL + 2 * e * Q + 2 * e * keys * parts)
     in_attention += _kernel_buffers(stack)
     # Feed-forward: output of attention's branch, x, norm, hidden, gradients of hidden, norm and x.
     # The norm's are in fp32.
     per_row = D * (3 * e + 2 * FULL) + 2 * e * stack.size.feed_forward
     per_row += D * (FULL * stack.half + 2 * e * bool(stack.size.dropout))
-    in_finish = B * (Q * D * e + rows * per_row)
+    in_finish = B * rows * per_row
     own = FULL * stack.layer_parameters  # summed over the blocks, there from the beginning
-    return _Layer(kept=kept, moments=((own, whole + max(in_attention, in_finish)),))
+    return _Layer(kept=kept, moments=((own, whole + block + max(in_attention, in_finish)),))
 
 
 def _kernel_buffers(stack: Stack) -> int:
@@ -223,7 +229,8 @@ def _kernel_buffers(stack: Stack) -> int:
 
     Every thread has a tile of weights and one of their gradients, under autocast also in bf16.
     """
-    return torch.get_num_threads() * 2 * 256 * 512 * (FULL + 2 * stack.half)
+    threads = torch.get_num_threads() if stack.device.type == "cpu" else 0
+    return threads * 2 * 256 * 512 * (FULL + 2 * stack.half)
 
 
 LAYER_BYTES = {

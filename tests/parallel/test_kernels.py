@@ -49,12 +49,13 @@ def test_log_sum_exp_is_wide(kernel, dtype):
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
 
 
+@pytest.mark.parametrize("largest", [None, 1, 2, 3, 4])
 @pytest.mark.parametrize(("first", "stride"), [(0, 1), (3, 1), (0, 4), (5, 4), (2, 3), (11, 7)])
-def test_pieces_hold_every_visible_pair_once_and_no_other(first, stride):
-    S = 40
-    positions = range(first, S, stride)[:5]
+def test_pieces_hold_every_visible_pair_once_and_no_other(first, stride, largest):
+    S = 60
+    positions = range(first, S, stride)[:7]
     seen = torch.zeros(len(positions), S, dtype=torch.int64)
-    for piece in pieces(positions, S, causal=True):
+    for piece in pieces(positions, S, causal=True, largest_square=largest):
         block = seen[piece.queries, piece.keys]
         block += torch.ones_like(block).tril() if piece.causal else 1
     position_Q1 = torch.tensor(positions)[:, None]
@@ -64,7 +65,8 @@ def test_pieces_hold_every_visible_pair_once_and_no_other(first, stride):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 @pytest.mark.parametrize(("first", "stride"), [(0, 1), (8, 1), (8, 4), (1, 3)])
 @pytest.mark.parametrize("block_key", [1, 3, 1000])
-def test_attention_of_a_block_of_queries(kernel, first, stride, block_key):
+def test_attention_of_a_block_of_queries(kernel, first, stride, block_key, monkeypatch):
+    monkeypatch.setattr(kernel, "largest_square", 2)
     S = 30
     positions = range(first, S, stride)[:4]
     grad, q, k, v = _inputs(len(positions), S)
