@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from agentic import checkpoint
+from agentic.budget import VARIANTS, Budget, gib
 from agentic.config import TrainConfig, build
 from agentic.episodes import write_atomically
+from agentic.model import ModelSpec
+from agentic.store import EpisodeStore
 from agentic.trainer import Trainer
-from parallel.memory import plan
+from parallel.kernels import kernel_for
 
 CONFIG_FILE = "config.yaml"
 
@@ -115,6 +118,20 @@ def read_config(run_dir: Path) -> TrainConfig:
         raise ValueError(f"resume: {path} is damaged: {error}") from error
 
 
+def model_spec(config: TrainConfig, store: EpisodeStore) -> ModelSpec:
+    """The model that the settings ask for on these data."""
+    return ModelSpec(
+        tasks=tuple(spec.name for spec in store.specs),
+        observation_size=store.observation.shape[2],
+        action_size=store.action.shape[2],
+        episode_steps=store.steps,
+        trajectories=config.chain.trajectories,
+        tokens=config.tokens,
+        model=config.model,
+        layer=config.layer,
+    )
+
+
 def choose_device(name: str) -> torch.device:
     """`auto` is a GPU where there is one.
 
@@ -132,23 +149,14 @@ def print_start(
     config: TrainConfig,
     run_dir: Path,
     trainer: Trainer,
+    budget: Budget,
     console: Console,
 ) -> None:
-    """What will be trained, on what, and about how much memory that takes."""
+    """What will be trained, on what, and how much memory that will take."""
     store, model, chain = trainer.store, trainer.model, config.chain
     trajectories = chain.trajectories
     chains = max(1, config.batch_steps // (trajectories * store.steps))
     sequence = trajectories * store.steps * model.spec.tokens_per_step
-    memory = plan(
-        parameters=model.parameter_count(),
-        layers=config.model.layers,
-        size=model.spec.layer_size(),
-        kind=config.layer.kind,
-        recompute=config.layer.recompute,
-        batch=chains,
-        sequence=sequence,
-        element_bytes=2 if config.precision == "bf16" else 4,
-    )
     table = Table(title=str(run_dir), show_header=False)
     table.add_row("data", f"{store.episodes} episodes of {store.steps} steps")
     for spec, row in zip(store.specs, store.return_quantiles(), strict=True):
@@ -159,7 +167,7 @@ def print_start(
         held_out = f"none: holdout={config.holdout} leaves fewer than {trajectories} episodes"
     table.add_row("validation", held_out)
     table.add_row("model", f"{model.parameter_count():,} parameters, {config.tokens.layout} layout")
-    table.add_row("layer", f"{config.layer.kind}, recompute {config.layer.recompute}")
+    table.add_row("layer", _layer(config, trainer, chains, sequence))
     table.add_row(
         "tokens per step",
         f"{chains * sequence * config.optimizer.accumulate:,} "
@@ -171,14 +179,47 @@ def print_start(
         f"{windows:,} tokens: the first {chain.window_fraction:.0%} of {config.steps:,} steps, "
         f"then {chain.window_share:.0%} of the micro-batches",
     )
+    table.add_row("memory, predicted", _memory(budget))
     table.add_row(
-        "memory, estimated",
-        f"{memory.total / 2**20:.0f} MiB kept through a step (activations "
-        f"{memory.activations / 2**20:.0f}), data {store.nbytes / 2**20:.0f} MiB; "
-        "PyTorch itself and temporaries come on top",
+        "longest chain",
+        "\n".join(
+            f"{kind}{', recompute' if recompute else ''}: {budget.what_fits(kind, recompute)}"
+            for kind, recompute in VARIANTS
+        ),
     )
     table.add_row("device", f"{model.head.weight.device}, {config.precision}")
     console.print(table)
+
+
+def _layer(config: TrainConfig, trainer: Trainer, chains: int, sequence: int) -> str:
+    """The kind, what computes its attention, and its blocks where it has them."""
+    size = trainer.model.spec.layer_size()
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    told = [config.layer.kind, f"recompute {config.layer.recompute}"]
+    if config.layer.kind == "blockwise":
+        told.append(f"{kernel_for(trainer.device, dtype, size.head_width).name} attention")
+        blocks = trainer.model.spec.block_settings().sizes(
+            size,
+            batch=chains,
+            sequence=sequence,
+            element_bytes=4,
+            device=trainer.device,
+        )
+        told.append(f"blocks of {blocks.query} queries, {blocks.key} keys, {blocks.rows} rows")
+    return ", ".join(told)
+
+
+def _memory(budget: Budget) -> str:
+    """The plan by kind, against what there is."""
+    memory = budget.plan()
+    return (
+        f"{gib(budget.beside + memory.total)} of {gib(budget.machine)} at the peak of a step: "
+        f"parameters {gib(memory.parameters)}, averaged {gib(memory.averaged)}, "
+        f"optimizer {gib(memory.optimizer)}, gradients {gib(memory.gradients)}, "
+        f"activations {gib(memory.activations)}, data {gib(budget.data)}, "
+        f"process {gib(budget.beside - budget.data)}; in rollouts keys and values "
+        f"{gib(budget.caches())}"
+    )
 
 
 def _plain(value: Any) -> Any:

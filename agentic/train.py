@@ -9,13 +9,14 @@ from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from agentic import checkpoint
+from agentic.budget import budget_of
 from agentic.collector import collect, print_worth, unfinished
 from agentic.config import TrainConfig
 from agentic.entry import run
 from agentic.judge import judge
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer, ModelSpec
-from agentic.runs import choose_device, config_text, open_run, print_start
+from agentic.runs import choose_device, config_text, model_spec, open_run, print_start
 from agentic.store import EpisodeStore, load_store, split
 from agentic.trainer import Trainer
 from envs import expand
@@ -34,22 +35,12 @@ def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
     return load_store(data_dir, specs, config.algorithms or (wanted.recipe,))
 
 
-def build_model(config: TrainConfig, store: EpisodeStore) -> AgenticTransformer:
+def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
     """A fresh model in the units of the data."""
-    spec = ModelSpec(
-        tasks=tuple(spec.name for spec in store.specs),
-        observation_size=store.observation.shape[2],
-        action_size=store.action.shape[2],
-        episode_steps=store.steps,
-        trajectories=config.chain.trajectories,
-        tokens=config.tokens,
-        model=config.model,
-        layer=config.layer,
-    )
     model = AgenticTransformer(spec)
     mean, std = store.observation_units()
     model.set_units(observation_mean=mean, observation_std=std, return_scale=store.return_scale())
-    return model.to(choose_device(config.device))
+    return model
 
 
 def command(values: dict[str, Any]) -> None:
@@ -60,9 +51,13 @@ def command(values: dict[str, Any]) -> None:
     training, held_out = split(store, config.holdout)
     if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
+    device, spec = choose_device(config.device), model_spec(config, store)
+    budget = budget_of(config, spec, store, device)
+    budget.check()
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build_model(config, store), store, training, held_out, run_dir)
-    print_start(config, run_dir, trainer, console)
+    model = build_model(spec, store).to(device)
+    trainer = Trainer(config, model, store, training, held_out, run_dir)
+    print_start(config, run_dir, trainer, budget, console)
     if resumed:
         path = checkpoint.newest(run_dir)
         trainer.load_state(checkpoint.load(path))

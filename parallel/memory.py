@@ -15,8 +15,9 @@ from itertools import pairwise
 
 import torch
 
-from parallel.attention import Scope
-from parallel.blocks import BlockSettings, cut
+from parallel.attention import Scope, pieces
+from parallel.blocks import BlockSettings, BlockSizes, cut
+from parallel.kernels import kernel_for
 from parallel.sublayers import LayerSize
 
 FULL = 4  # bytes of a number in fp32
@@ -206,14 +207,8 @@ def _blockwise(stack: Stack, batch: Batch) -> _Layer:
     rows = min(blocks.rows, Q)
     # Of the block of queries: themselves, gradients of the attention output and of x.
     block = B * Q * D * (2 * e + FULL)
-    # Attention: the sum of the queries' gradients, and what the kernel gives for two blocks of
-    # keys: the next call begins while the result of the one before is there.
-    stride = batch.scope.stride
-    before = [len(keys) for keys in cut(range(max(S - Q * stride, 0)), blocks.key)]
-    keys = max(a + b for a, b in pairwise([0, Q, *before, *[Q] * (stride - 1)]))
-    threads = torch.get_num_threads() if stack.device.type == "cpu" else 1
-    parts = max(threads // stack.size.heads, 1) if B == 1 else 1  # see `kernels.CpuFlash`
-    in_attention = B * D * (Q * FULL + 2 * e * Q + 2 * e * keys * parts)
+    # Attention: the sum of the queries' gradients, and what the kernel gives.
+    in_attention = B * D * (Q * FULL + e * _kernel_rows(stack, batch, blocks))
     in_attention += _kernel_buffers(stack)
     # Feed-forward: output of attention's branch, x, norm, hidden, gradients of hidden, norm and x.
     # The norm's are in fp32.
@@ -222,6 +217,29 @@ def _blockwise(stack: Stack, batch: Batch) -> _Layer:
     in_finish = B * rows * per_row
     own = FULL * stack.layer_parameters  # summed over the blocks, there from the beginning
     return _Layer(kept=kept, moments=((own, whole + block + max(in_attention, in_finish)),))
+
+
+def _kernel_rows(stack: Stack, batch: Batch, blocks: BlockSizes) -> int:
+    """Rows of gradients of queries, keys and values that two calls of the kernel give.
+
+    A call begins while the result of the one before is there. The last block of queries has the
+    most pieces.
+    """
+    dtype = torch.bfloat16 if stack.half else torch.float32
+    kernel = kernel_for(stack.device, dtype, stack.size.head_width)
+    threads = torch.get_num_threads() if stack.device.type == "cpu" else 1
+    # Of a single sequence `kernels.CpuFlash` makes a batch, with key gradients of every part.
+    parts = max(threads // stack.size.heads, 1) if batch.sequences == 1 else 1
+    positions = batch.scope.positions(batch.tokens)[-blocks.query :]
+    rows = [0]
+    for piece in pieces(positions, batch.tokens, True, kernel.largest_square):
+        queries = len(range(len(positions))[piece.queries])
+        keys = range(batch.tokens)[piece.keys]
+        if piece.causal:
+            rows.append(queries + 2 * len(keys))
+        else:
+            rows += [queries + 2 * parts * len(some) for some in cut(range(len(keys)), blocks.key)]
+    return max(a + b for a, b in pairwise(rows))
 
 
 def _kernel_buffers(stack: Stack) -> int:

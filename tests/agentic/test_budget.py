@@ -7,9 +7,9 @@ import torch
 from rich.console import Console
 
 from agentic.budget import budget_of, cgroup_limits, gib, machine_bytes
-from agentic.runs import print_start
+from agentic.runs import model_spec, print_start
 from agentic.sampler import ChainSampler
-from agentic.train import build_model, model_spec
+from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks.memory_plan import random_store, train_config
 from parallel import LAYERS

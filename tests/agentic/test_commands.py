@@ -71,7 +71,14 @@ def workplace(tmp_path_factory) -> Path:
 def run_dir(workplace) -> Path:
     done = _run(workplace, "train", *SMALL, "run_dir=run")
     assert done.returncode == 0, done.stderr
-    for word in ("8 episodes", "memory, predicted", "longest chain", "last trial", "random policy", "dataset p90"):
+    for word in (
+        "8 episodes",
+        "memory, predicted",
+        "longest chain",
+        "last trial",
+        "random policy",
+        "dataset p90",
+    ):
         assert word in done.stdout
     return workplace / "run"
 
