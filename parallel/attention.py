@@ -197,6 +197,7 @@ def attend_backward(
             dq_BHQK[:, :, queries] += dq
             dk_BHSK[:, :, keys] += dk
             dv_BHSK[:, :, keys] += dv
+            del dq, dk, dv  # before the next call makes its own
 
 
 def _cut(keys: slice, size: int) -> Iterator[slice]:

@@ -162,8 +162,10 @@ def _backward(
                 job.blocks.key,
             )
         for _, here in parts:
-            dq = dq_BHQK[:, :, here].to(q_BHQK.dtype)
-            dx_BQD[:, here] += sums.query(job.size, x_BQD[:, here], dq)
+            dx_BQD[:, here] += sums.query(
+                job.size, x_BQD[:, here], dq_BHQK[:, :, here].to(q_BHQK.dtype)
+            )
+        del dq_BHQK
         dx_BSD[:, as_slice(positions)] = dx_BQD
     for rows in cut(range(S), job.blocks.rows):
         places = as_slice(rows)

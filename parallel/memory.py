@@ -11,7 +11,6 @@ layer.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 
@@ -220,18 +219,14 @@ def _blockwise(stack: Stack, batch: Batch) -> _Layer:
 
 
 def _kernel_rows(stack: Stack, batch: Batch, blocks: BlockSizes) -> int:
-    """Rows of gradients of queries, keys and values that two calls of the kernel give.
-
-    A call begins while the result of the one before is there. The last block of queries has the
-    most pieces.
-    """
+    """Rows of gradients of queries, keys and values that one call of the kernel gives."""
     dtype = torch.bfloat16 if stack.half else torch.float32
     kernel = kernel_for(stack.device, dtype, stack.size.head_width)
     threads = torch.get_num_threads() if stack.device.type == "cpu" else 1
     # Of a single sequence `kernels.CpuFlash` makes a batch, with key gradients of every part.
     parts = max(threads // stack.size.heads, 1) if batch.sequences == 1 else 1
     positions = batch.scope.positions(batch.tokens)[-blocks.query :]
-    rows = [0]
+    rows = []
     for piece in pieces(positions, batch.tokens, True, kernel.largest_square):
         queries = len(range(len(positions))[piece.queries])
         keys = range(batch.tokens)[piece.keys]
@@ -239,7 +234,7 @@ def _kernel_rows(stack: Stack, batch: Batch, blocks: BlockSizes) -> int:
             rows.append(queries + 2 * len(keys))
         else:
             rows += [queries + 2 * parts * len(some) for some in cut(range(len(keys)), blocks.key)]
-    return max(a + b for a, b in pairwise(rows))
+    return max(rows)
 
 
 def _kernel_buffers(stack: Stack) -> int:

@@ -19,7 +19,6 @@ from agentic.config import (
     TrainConfig,
 )
 from agentic.metrics import MetricLog
-from agentic.tokens import Steps
 from agentic.trainer import Trainer, action_loss, learning_rate
 
 
@@ -226,18 +225,7 @@ def test_learning_rate_by_hand():
 
 
 def test_action_loss_by_hand():
-    zeros = torch.zeros(1, 3)
-    steps = Steps(
-        return_to_go=zeros,
-        observation=zeros[..., None],
-        action=torch.tensor([[[1.0, 0.0], [0.5, 0.5], [9.0, 9.0]]]),
-        reward=zeros,
-        completion=zeros,
-        timestep=zeros.long(),
-        trajectory=zeros.long(),
-        task=torch.tensor([0]),
-        valid=torch.tensor([[True, True, False]]),
-    )
+    action = torch.tensor([[[1.0, 0.0], [0.5, 0.5], [9.0, 9.0]]])
     predicted = torch.zeros(1, 3, 2)
     weight = torch.tensor([[1.0, 3.0, 0.0]])
-    assert action_loss(predicted, steps, weight).item() == pytest.approx((0.5 + 3 * 0.25) / 4)
+    assert action_loss(predicted, action, weight).item() == pytest.approx((0.5 + 3 * 0.25) / 4)
