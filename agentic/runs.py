@@ -74,14 +74,14 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
         run_dir = fresh_dir(Path("runs"), config.task.name)
     else:
         run_dir = Path(config.run_dir)
-        if (run_dir / CONFIG_FILE).is_file():
+        if _begun(run_dir):
             if replace(read_config(run_dir), run_dir=config.run_dir) != config:
                 raise ValueError(
                     f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
                     f"or resume={run_dir} alone to go on with it"
                 )
             return config, run_dir, bool(checkpoint.step_files(run_dir))
-        if run_dir.is_dir() and any(run_dir.iterdir()):
+        if run_dir.is_dir() and not (run_dir / CONFIG_FILE).is_file() and any(run_dir.iterdir()):
             raise ValueError(f"run_dir: {run_dir} holds other files, expected a new or empty one")
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -92,6 +92,14 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
     (run_dir / "checkpoints").mkdir(exist_ok=True)
     write_atomically(run_dir / CONFIG_FILE, config_text(config).encode())
     return config, run_dir, False
+
+
+def _begun(run_dir: Path) -> bool:
+    """Whether there is a run that came as far as its first step; one refused before did not."""
+    if not (run_dir / CONFIG_FILE).is_file():
+        return False
+    others = [p for p in run_dir.iterdir() if p.name not in (CONFIG_FILE, "checkpoints")]
+    return bool(others or any((run_dir / "checkpoints").glob("*")))
 
 
 def config_text(config: TrainConfig) -> str:
