@@ -168,8 +168,13 @@ class LayerConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_query", "block_key", "block_rows"):
-            if getattr(self, name) is not None:
-                _at_least(f"layer.{name}", getattr(self, name), 1)
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(f"layer.{name}", value, 1)
+                if self.kind != "blockwise":
+                    raise ValueError(
+                        f"layer.{name}: got {value}, expected null: {self.kind} has no blocks"
+                    )
 
 
 @dataclass(frozen=True, kw_only=True)

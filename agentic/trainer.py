@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from agentic import checkpoint
-from agentic.config import TrainConfig
+from agentic.config import TrainConfig, build
 from agentic.evaluator import SELECTION, rollout, trial_seeds
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer
@@ -156,12 +156,13 @@ class Trainer:
                 f"data_dir: got {self.store.episodes} episodes, expected the same data as before "
                 f"({state['data']['episodes']} episodes); their returns differ"
             )
-        given, own = asdict(self.config), state["config"]
+        # Settings that are newer than the checkpoint have their defaults there.
+        given, own = asdict(self.config), asdict(build(TrainConfig, state["config"]))
         places = ("run_dir", "resume", "data_dir")
-        changed = [k for k in given if given[k] != own.get(k) and k not in places]
+        changed = [k for k in given if given[k] != own[k] and k not in places]
         if changed:
             raise ValueError(
-                f"{changed[0]}: got {given[changed[0]]}, expected {own.get(changed[0])} as in the "
+                f"{changed[0]}: got {given[changed[0]]}, expected {own[changed[0]]} as in the "
                 "checkpoint; a run goes on with its own settings"
             )
         self.step = state["step"]

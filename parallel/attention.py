@@ -20,7 +20,7 @@ class Scope:
 
     The layer's output has one row for each of the positions start, start + stride, ... All
     positions are keys. Padding stands on the right: position s of sequence b is padding where
-    s >= lengths[b]; nothing sees it, and its own attention is zero.
+    s >= lengths[b]; nothing sees it, and its own attention is zero. Padding must be finite.
     """
 
     causal: bool = True
@@ -143,6 +143,13 @@ def attend(
     Returns:
         The output in the queries' dtype, and the log-sum-exp in fp32 or fp64.
     """
+    with torch.autocast(q_BHQK.device.type, enabled=False):  # dtypes are the kernel's own matter
+        return _attend(kernel, q_BHQK, k_BHSK, v_BHSK, positions, causal)
+
+
+def _attend(
+    kernel: Kernel, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, positions: range, causal: bool
+) -> tuple[Tensor, Tensor]:
     first, *more = pieces(positions, k_BHSK.shape[2], causal)
     out_BHQK, lse_BHQ = kernel.forward(
         q_BHQK, k_BHSK[:, :, first.keys], v_BHSK[:, :, first.keys], first.causal
@@ -182,22 +189,23 @@ def attend_backward(
 
     `block_key` limits the keys of one call and with it the temporaries.
     """
-    for piece in pieces(positions, k_BHSK.shape[2], causal, kernel.largest_square):
-        queries = piece.queries
-        for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
-            dq, dk, dv = kernel.backward(
-                grad_BHQK[:, :, queries],
-                q_BHQK[:, :, queries],
-                k_BHSK[:, :, keys],
-                v_BHSK[:, :, keys],
-                out_BHQK[:, :, queries],
-                lse_BHQ[:, :, queries],
-                piece.causal,
-            )
-            dq_BHQK[:, :, queries] += dq
-            dk_BHSK[:, :, keys] += dk
-            dv_BHSK[:, :, keys] += dv
-            del dq, dk, dv  # before the next call makes its own
+    with torch.autocast(q_BHQK.device.type, enabled=False):
+        for piece in pieces(positions, k_BHSK.shape[2], causal, kernel.largest_square):
+            queries = piece.queries
+            for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
+                dq, dk, dv = kernel.backward(
+                    grad_BHQK[:, :, queries],
+                    q_BHQK[:, :, queries],
+                    k_BHSK[:, :, keys],
+                    v_BHSK[:, :, keys],
+                    out_BHQK[:, :, queries],
+                    lse_BHQ[:, :, queries],
+                    piece.causal,
+                )
+                dq_BHQK[:, :, queries] += dq
+                dk_BHSK[:, :, keys] += dk
+                dv_BHSK[:, :, keys] += dv
+                del dq, dk, dv  # before the next call makes its own
 
 
 def _cut(keys: slice, size: int) -> Iterator[slice]:

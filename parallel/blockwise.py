@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel.attention import Scope, as_slice, attend, attend_backward
-from parallel.blocks import BlockSizes, cut
+from parallel.blocks import BlockSettings, BlockSizes, cut
 from parallel.gradients import WeightGradients, sum_dtype
 from parallel.kernels import Kernel, kernel_for
-from parallel.sublayers import Dropout, LayerSize, Weights, finish, key_value, query
+from parallel.sublayers import Dropout, LayerSize, Masks, Weights, finish, key_value, query
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,33 @@ class Job:
 
     size: LayerSize
     scope: Scope
-    blocks: BlockSizes
+    blocks: BlockSettings
     dropout: Dropout | None
 
     def kernel(self, device: torch.device, dtype: torch.dtype) -> Kernel:
         """What computes the attention of a block."""
         return kernel_for(device, dtype, self.size.head_width)
 
+    def masks(self, rows: range, x_BSD: Tensor) -> Masks | None:
+        """Dropout's, of these rows of the output."""
+        return None if self.dropout is None else self.dropout.masks(rows, x_BSD)
+
+    def block_sizes(self, x_BSD: Tensor) -> BlockSizes:
+        """For this input."""
+        B, S, _ = x_BSD.shape
+        return self.blocks.sizes(
+            self.size,
+            batch=B,
+            sequence=S,
+            element_bytes=x_BSD.element_size(),
+            device=x_BSD.device,
+        )
+
 
 @torch.compiler.disable  # fixed by hand; the compiler works on what stands around it
 def blockwise_layer(job: Job, weights: Weights, x_BSD: Tensor) -> Tensor:
     """The layer's output (B, R, D) at the R rows of the job's scope, for x (B, S, D)."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x_BSD, *weights)):
         return _BlockwiseLayer.apply(job, x_BSD, *weights)
     return _forward(job, weights, x_BSD, keep=False)[0]
 
@@ -75,13 +90,14 @@ def _forward(
     """Output, and if asked for the attention output and log-sum-exp of all its rows."""
     B, S, D = x_BSD.shape
     R = len(job.scope.positions(S))
+    blocks = job.block_sizes(x_BSD)
     k_BHSK, v_BHSK = _keys_values(job, weights, x_BSD)
     kept_out = kept_lse = None
     if keep:
         kept_out = k_BHSK.new_zeros(B, R, job.size.heads, job.size.head_width).transpose(1, 2)
         kept_lse = k_BHSK.new_zeros(B, job.size.heads, R, dtype=sum_dtype(k_BHSK))
-    y_BRD = x_BSD.new_empty(B, R, D, dtype=torch.promote_types(x_BSD.dtype, k_BHSK.dtype))
-    for rows in cut(range(R), job.blocks.query):
+    y_BRD = x_BSD.new_empty(B, R, D)
+    for rows in cut(range(R), blocks.query):
         positions = job.scope.positions(S, rows)
         q_BHQK = query(weights, job.size, x_BSD[:, as_slice(positions)])
         out_BHQK = torch.zeros_like(q_BHQK.transpose(1, 2)).transpose(1, 2)
@@ -99,13 +115,12 @@ def _forward(
                 kept_lse[sequences, :, rows.start : rows.start + len(within)] = lse
         if kept_out is not None:
             kept_out[:, :, as_slice(rows)] = out_BHQK
-        for part in cut(rows, job.blocks.rows):
+        for part in cut(rows, blocks.rows):
             y_BRD[:, as_slice(part)] = finish(
                 weights,
                 x_BSD[:, as_slice(job.scope.positions(S, part))],
                 out_BHQK[:, :, part.start - rows.start : part.stop - rows.start],
-                job.dropout,
-                part,
+                job.masks(part, x_BSD),
             )
     return y_BRD, kept_out, kept_lse
 
@@ -120,16 +135,16 @@ def _backward(
 ) -> Tensor:
     """Gradient of x; those of the weights go to `sums`."""
     S, R = x_BSD.shape[1], dy_BRD.shape[1]
-    kernel = job.kernel(x_BSD.device, out_BHRK.dtype)
+    blocks, kernel = job.block_sizes(x_BSD), job.kernel(x_BSD.device, out_BHRK.dtype)
     k_BHSK, v_BHSK = _keys_values(job, sums.weights, x_BSD)
     dk_BHSK, dv_BHSK = (torch.zeros_like(t, dtype=lse_BHR.dtype) for t in (k_BHSK, v_BHSK))
     dx_BSD = torch.zeros_like(x_BSD)
-    for rows in cut(range(R), job.blocks.query):
+    for rows in cut(range(R), blocks.query):
         positions = job.scope.positions(S, rows)
         x_BQD = x_BSD[:, as_slice(positions)]
         parts = [
             (part, slice(part.start - rows.start, part.stop - rows.start))
-            for part in cut(rows, job.blocks.rows)
+            for part in cut(rows, blocks.rows)
         ]
         dx_BQD = torch.empty_like(x_BQD)
         q_BHQK, dout_BHQK = (torch.empty_like(out_BHRK[:, :, as_slice(rows)]) for _ in range(2))
@@ -138,8 +153,7 @@ def _backward(
             dx_BQD[:, here], dout_BHQK[:, :, here] = sums.finish(
                 x_BQD[:, here],
                 out_BHRK[:, :, as_slice(part)],
-                job.dropout,
-                part,
+                job.masks(part, x_BSD),
                 dy_BRD[:, as_slice(part)],
             )
         dq_BHQK = torch.zeros_like(q_BHQK, dtype=lse_BHR.dtype)
@@ -159,7 +173,7 @@ def _backward(
                 dv_BHSK[sequences, :, :keys],
                 within,
                 job.scope.causal,
-                job.blocks.key,
+                blocks.key,
             )
         for _, here in parts:
             dx_BQD[:, here] += sums.query(
@@ -167,7 +181,7 @@ def _backward(
             )
         del dq_BHQK
         dx_BSD[:, as_slice(positions)] = dx_BQD
-    for rows in cut(range(S), job.blocks.rows):
+    for rows in cut(range(S), blocks.rows):
         places = as_slice(rows)
         dk, dv = (t[:, :, places].to(k_BHSK.dtype) for t in (dk_BHSK, dv_BHSK))
         dx_BSD[:, places] += sums.key_value(job.size, x_BSD[:, places], dk, dv)
@@ -178,7 +192,7 @@ def _keys_values(job: Job, weights: Weights, x_BSD: Tensor) -> tuple[Tensor, Ten
     """Keys and values of all positions, each (B, H, S, K)."""
     B, S, _ = x_BSD.shape
     k_BHSK = v_BHSK = x_BSD[:0]
-    for rows in cut(range(S), job.blocks.rows):
+    for rows in cut(range(S), job.block_sizes(x_BSD).rows):
         k, v = key_value(weights, job.size, x_BSD[:, as_slice(rows)])
         if rows.start == 0:
             k_BHSK, v_BHSK = (k.new_empty(B, k.shape[1], S, k.shape[3]) for _ in range(2))

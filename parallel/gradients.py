@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parallel.sublayers import Dropout, LayerSize, Weights
+from parallel.sublayers import LayerSize, Masks, Weights
 
 aten = torch.ops.aten
 
@@ -50,29 +50,27 @@ class WeightGradients:
         self,
         x_BRD: Tensor,
         attention_BHRK: Tensor,
-        dropout: Dropout | None,
-        rows: range,
+        masks: Masks | None,
         dy_BRD: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Gradients of x and of the attention output, for `sublayers.finish` of the same rows."""
         w = self.weights
         attention_BRD = attention_BHRK.transpose(1, 2).flatten(2)
         branch_BRD = F.linear(attention_BRD, w.output_weight, w.output_bias)
-        masks = None if dropout is None else dropout.masks(rows, branch_BRD)
-        x_BRD = x_BRD + (branch_BRD if masks is None else branch_BRD * masks[0])
+        x_BRD = x_BRD + (branch_BRD if masks is None else masks.drop(0, branch_BRD))
         normed_BRD, *moments = self._normed("norm_feed_forward", x_BRD)
         hidden_BRF = F.relu(F.linear(normed_BRD, w.up_weight, w.up_bias))
 
         dbranch_BRD = dy_BRD.to(branch_BRD.dtype)
         if masks is not None:
-            dbranch_BRD = dbranch_BRD * masks[1]
+            dbranch_BRD = masks.drop(1, dbranch_BRD)
         dhidden_BRF = self._linear("down", dbranch_BRD, hidden_BRF)
         aten.threshold_backward.grad_input(dhidden_BRF, hidden_BRF, 0, grad_input=dhidden_BRF)
         dnormed_BRD = self._linear("up", dhidden_BRF, normed_BRD)
         dx_BRD = self._norm("norm_feed_forward", dnormed_BRD, x_BRD, *moments).add_(dy_BRD)
         dbranch_BRD = dx_BRD.to(branch_BRD.dtype)
         if masks is not None:
-            dbranch_BRD = dbranch_BRD * masks[0]
+            dbranch_BRD = masks.drop(0, dbranch_BRD)
         dattention_BRD = self._linear("output", dbranch_BRD, attention_BRD)
         return dx_BRD, dattention_BRD.unflatten(2, attention_BHRK.shape[1::2]).transpose(1, 2)
 

@@ -91,8 +91,9 @@ class CpuFlash:
         lse_BHQ: Tensor,
         causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = _missing_parts(q_BHQK)
-        if causal or parts == 1 or q_BHQK.shape[2] % parts or q_BHQK.shape[2] < 64 * parts:
+        rows, most = q_BHQK.shape[2], _missing_parts(q_BHQK)
+        parts = max(p for p in range(1, most + 1) if p == 1 or (rows % p == 0 and rows >= 64 * p))
+        if causal or parts == 1:
             return self._backward(
                 grad_BHQK, q_BHQK, k_BHSK, v_BHSK, out_BHQK, lse_BHQ.contiguous(), 0.0, causal
             )
@@ -283,7 +284,9 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_width: int) -> Ker
     if device.type == "cpu" and dtype in (torch.float32, torch.float64, torch.bfloat16):
         return CpuFlash()
     if device.type == "cuda" and half and head_width % 8 == 0 and head_width <= 256:
-        return CudaFlash()
+        # Ampere's generation is the first that FlashAttention runs on.
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0):
+            return CudaFlash()
     if device.type == "cuda" and dtype == torch.float32 and head_width % 4 == 0:
         return CudaEfficient()
     return Plain()

@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from parallel.attention import Scope, as_slice, attend, materialised_attention, sdpa_attention
+from parallel.attention import Scope, attend, materialised_attention, sdpa_attention
 from parallel.blocks import BlockSettings
 from parallel.blockwise import Job, blockwise_layer
 from parallel.cache import KVCache
@@ -36,9 +36,10 @@ def _dense(
 ) -> Tensor:
     q_BHSK, k_BHSK, v_BHSK = project(weights, job.size, x_BSD)
     out_BHSK = attention(q_BHSK, k_BHSK, v_BHSK, job.scope)
-    wanted = as_slice(job.scope.positions(x_BSD.shape[1]))
-    x_BRD = x_BSD[:, wanted]
-    return finish(weights, x_BRD, out_BHSK[:, :, wanted], job.dropout, range(x_BRD.shape[1]))
+    read = slice(job.scope.start, None, job.scope.stride)
+    x_BRD = x_BSD[:, read]
+    masks = None if job.dropout is None else job.masks(range(x_BRD.shape[1]), x_BRD)
+    return finish(weights, x_BRD, out_BHSK[:, :, read], masks)
 
 
 LAYERS: dict[str, Callable[[Job, Weights, Tensor], Tensor]] = {
@@ -96,23 +97,25 @@ class TransformerLayer(nn.Module):
         scope = scope or Scope()
         B, S, _ = x_BSD.shape
         scope.check(B, S)
-        blocks = self.blocks.sizes(
-            self.size,
-            batch=B,
-            sequence=S,
-            element_bytes=x_BSD.element_size(),
-            device=x_BSD.device,
-        )
-        dropout = None
         if self.training and self.size.dropout > 0:
-            dropout = Dropout(self.size.dropout, int(torch.randint(2**62, ())))
-        job = Job(size=self.size, scope=scope, blocks=blocks, dropout=dropout)
+            return self._forward_dropping(x_BSD, scope)
+        return self._forward(x_BSD, scope, None)
+
+    def _forward(self, x_BSD: Tensor, scope: Scope, dropout: Dropout | None) -> Tensor:
+        job = Job(size=self.size, scope=scope, blocks=self.blocks, dropout=dropout)
         compute = LAYERS[self.kind]
         if self.recompute and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(
                 compute, job, self.weights(), x_BSD, use_reentrant=False
             )
         return compute(job, self.weights(), x_BSD)
+
+    @torch.compiler.disable  # a graph would be made for every seed
+    def _forward_dropping(self, x_BSD: Tensor, scope: Scope) -> Tensor:
+        """With masks of their own; the seed is the next number of PyTorch's global generator."""
+        rows = len(scope.positions(x_BSD.shape[1]))
+        dropout = Dropout(self.size.dropout, int(torch.randint(2**31, ())), rows)
+        return self._forward(x_BSD, scope, dropout)
 
     @torch.no_grad()
     def decode(self, x_BSD: Tensor, cache: KVCache) -> Tensor:
@@ -121,10 +124,26 @@ class TransformerLayer(nn.Module):
         q_BHSK, k_new_BHSK, v_new_BHSK = project(weights, self.size, x_BSD)
         first = cache.length
         k_BHSK, v_BHSK = cache.append(k_new_BHSK, v_new_BHSK)
-        kernel = kernel_for(x_BSD.device, q_BHSK.dtype, self.size.head_width)
-        out_BHSK, _ = attend(kernel, q_BHSK, k_BHSK, v_BHSK, range(first, cache.length), True)
-        return finish(weights, x_BSD, out_BHSK, None, range(x_BSD.shape[1]))
+        kernel = kernel_for(x_BSD.device, k_BHSK.dtype, self.size.head_width)
+        # Attention takes the cache's dtype, the layer its own (they differ under autocast).
+        out_BHSK, _ = attend(
+            kernel, q_BHSK.to(k_BHSK.dtype), k_BHSK, v_BHSK, range(first, cache.length), True
+        )
+        return finish(weights, x_BSD, out_BHSK.to(q_BHSK.dtype), None)
 
     def weights(self) -> Weights:
-        """The parameters, in the order of `Weights`."""
-        return Weights(*self.parameters())
+        """The parameters by name, so that they may be shared, parametrised or replaced."""
+        return Weights(
+            self.norm_attention.weight,
+            self.norm_attention.bias,
+            self.query_key_value.weight,
+            self.query_key_value.bias,
+            self.output.weight,
+            self.output.bias,
+            self.norm_feed_forward.weight,
+            self.norm_feed_forward.bias,
+            self.up.weight,
+            self.up.bias,
+            self.down.weight,
+            self.down.bias,
+        )

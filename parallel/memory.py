@@ -184,7 +184,7 @@ def _dense(stack: Stack, batch: Batch, *, kept: int, backward: int, copied: bool
     attention += 2 * stack.layer_parameters * stack.half  # autocast's copies of the weights
     finish = FULL * row + e * (row + B * R * F) + e * row * copied  # x again, norm, hidden
     if stack.size.dropout:
-        finish += 2 * e * row  # masks
+        finish += 2 * row  # masks, a byte each
     # Gradients of the output and, before and behind the ReLU, of the hidden activation.
     in_finish = attention + finish + FULL * row + 2 * e * B * R * F
     in_attention = attention + FULL * token + backward  # gradient of x by the residual
@@ -212,7 +212,7 @@ def _blockwise(stack: Stack, batch: Batch) -> _Layer:
     # Feed-forward: output of attention's branch, x, norm, hidden, gradients of hidden, norm and x.
     # The norm's are in fp32.
     per_row = D * (3 * e + 2 * FULL) + 2 * e * stack.size.feed_forward
-    per_row += D * (FULL * stack.half + 2 * e * bool(stack.size.dropout))
+    per_row += D * (FULL * stack.half + 2 * bool(stack.size.dropout))
     in_finish = B * rows * per_row
     own = FULL * stack.layer_parameters  # summed over the blocks, there from the beginning
     return _Layer(kept=kept, moments=((own, whole + block + max(in_attention, in_finish)),))

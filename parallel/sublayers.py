@@ -7,6 +7,7 @@ leave their gradients to autograd; the blockwise kind takes those of `parallel.g
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,8 +45,19 @@ class Weights(NamedTuple):
     down_bias: Tensor
 
 
+class Masks(NamedTuple):
+    """What is kept of some rows of the two branches, attention's and the feed-forward's."""
+
+    kept_2BRD: Tensor  # bool
+    scale: float  # keeps the mean
+
+    def drop(self, branch: int, x_BRD: Tensor) -> Tensor:
+        """Branch 0 or 1 without what is dropped; as well its gradient."""
+        return x_BRD * self.kept_2BRD[branch] * self.scale
+
+
 class Dropout:
-    """Masks that depend on the seed and a row's place alone, not on how rows are cut into blocks.
+    """Draws masks that do not depend on how rows are cut into blocks.
 
     Rows are drawn in tiles of a fixed height, each from a generator of its own, so that a backward
     pass draws the same masks again and none has to be kept.
@@ -53,26 +65,30 @@ class Dropout:
     Args:
         rate: probability of a zero.
         seed: of this pass through this layer.
+        rows: of the layer's output.
     """
 
-    TILE = 512
+    TILE = 256
 
-    def __init__(self, rate: float, seed: int) -> None:
+    def __init__(self, rate: float, seed: int, rows: int) -> None:
         self.rate = rate
         self.seed = seed
+        self.rows = rows
 
-    def masks(self, rows: range, like_BRD: Tensor) -> Tensor:
-        """(2, B, R, D) in the dtype of `like_BRD`: factors 0 or 1/(1-rate) of both branches."""
+    def masks(self, rows: range, like_BRD: Tensor) -> Masks:
+        """Those of these rows of the layer's output."""
         B, _, D = like_BRD.shape
         tiles = range(rows.start // self.TILE, -(-rows.stop // self.TILE))
-        drawn = torch.cat([self._tile(tile, (2, B, self.TILE, D), like_BRD) for tile in tiles], 2)
+        drawn = torch.cat([self._tile(tile, B, D, like_BRD.device) for tile in tiles], dim=2)
         first = rows.start - tiles.start * self.TILE
-        return drawn[:, :, first : first + len(rows)]
+        return Masks(drawn[:, :, first : first + len(rows)], 1 / (1 - self.rate))
 
-    def _tile(self, tile: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        generator = torch.Generator(like.device).manual_seed((self.seed + tile) % 2**63)
-        kept = torch.empty(shape, device=like.device).bernoulli_(1 - self.rate, generator=generator)
-        return kept.div_(1 - self.rate).to(like.dtype)
+    def _tile(self, tile: int, B: int, D: int, device: torch.device) -> Tensor:
+        seed = int(np.random.SeedSequence([self.seed, tile]).generate_state(1)[0])
+        generator = torch.Generator(device).manual_seed(seed)
+        height = min(self.TILE, self.rows - tile * self.TILE)
+        drawn = torch.empty(2, B, height, D, dtype=torch.bool, device=device)
+        return drawn.bernoulli_(1 - self.rate, generator=generator)
 
 
 def project(weights: Weights, size: LayerSize, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +111,10 @@ def key_value(weights: Weights, size: LayerSize, x_BSD: Tensor) -> tuple[Tensor,
 
 
 def finish(
-    weights: Weights, x_BSD: Tensor, attention_BHSK: Tensor, dropout: Dropout | None, rows: range
+    weights: Weights,
+    x_BSD: Tensor,
+    attention_BHSK: Tensor,
+    masks: Masks | None,
 ) -> Tensor:
     """All that follows attention: output projection, residuals, feed-forward with ReLU.
 
@@ -103,18 +122,20 @@ def finish(
         weights: the layer's.
         x_BSD: the layer's input at these rows.
         attention_BHSK: their attention output.
-        dropout: None where nothing is dropped.
-        rows: their places in the layer's output.
+        masks: of dropout; None where nothing is dropped.
     """
     branch_BSD = F.linear(
         attention_BHSK.transpose(1, 2).flatten(2), weights.output_weight, weights.output_bias
     )
-    masks = None if dropout is None else dropout.masks(rows, branch_BSD)
-    x_BSD = x_BSD + (branch_BSD if masks is None else branch_BSD * masks[0])
+    if masks is not None:
+        branch_BSD = masks.drop(0, branch_BSD)
+    x_BSD = x_BSD + branch_BSD
     normed_BSD = _norm(x_BSD, weights.norm_feed_forward_weight, weights.norm_feed_forward_bias)
     hidden_BSF = F.relu(F.linear(normed_BSD, weights.up_weight, weights.up_bias))
     branch_BSD = F.linear(hidden_BSF, weights.down_weight, weights.down_bias)
-    return x_BSD + (branch_BSD if masks is None else branch_BSD * masks[1])
+    if masks is not None:
+        branch_BSD = masks.drop(1, branch_BSD)
+    return x_BSD + branch_BSD
 
 
 def _project(weights: Weights, x_BSD: Tensor, part: slice) -> Tensor:

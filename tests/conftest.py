@@ -82,6 +82,7 @@ def make_model(seed: int = 0, **changes: object) -> AgenticTransformer:
             "kind": "memory_efficient",
             "recompute": False,
             "block_query": None,
+            "block_key": None,
             "block_rows": None,
         },
         "spec": {

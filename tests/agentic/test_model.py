@@ -8,7 +8,7 @@ from conftest import make_model
 
 from agentic.config import build
 from agentic.model import AgenticTransformer, ModelSpec
-from parallel import LAYERS
+from parallel import LAYERS, BlockSettings
 
 KINDS = list(itertools.product(["step", "interleaved"], LAYERS))
 
@@ -142,7 +142,8 @@ def test_all_kinds_of_layer_are_one_model(layout, padded, first, random_steps):
         steps = dataclasses.replace(steps, valid=valid)
     found = []
     for kind in LAYERS:
-        model = make_model(layout=layout, kind=kind, block_query=4, block_rows=3).double()
+        blocks = {"block_query": 4, "block_rows": 3} if kind == "blockwise" else {}
+        model = make_model(layout=layout, kind=kind, **blocks).double()
         actions = model(steps, first)
         counted = actions * steps.valid[:, first:, None]
         counted.square().sum().backward()
@@ -152,6 +153,14 @@ def test_all_kinds_of_layer_are_one_model(layout, padded, first, random_steps):
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_block_sizes_reach_the_layers():
+    model = make_model(kind="blockwise", block_query=4, block_key=5, block_rows=3)
+    for layer in model.layers:
+        assert layer.blocks == BlockSettings(query=4, key=5, rows=3)
+    with pytest.raises(ValueError, match=r"layer.block_key: got 5, expected null: vanilla has no"):
+        make_model(kind="vanilla", block_key=5)
 
 
 @pytest.mark.parametrize("kind", ["memory_efficient", "blockwise"])

@@ -81,14 +81,15 @@ def test_attention_of_a_block_of_queries(kernel, first, stride, block_key, monke
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("Q", [1, 4, 130])
-def test_cutting_for_more_threads_changes_nothing(heads, Q):
-    grad, q, k, v = _inputs(Q, 4099, B=1, H=heads)
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("Q", [1, 4, 130, 256])
+@pytest.mark.parametrize("threads", [3, 4])
+def test_cutting_for_more_threads_changes_nothing(batch, heads, Q, threads):
+    grad, q, k, v = _inputs(Q, 4099, B=batch, H=heads)
     kernel = CpuFlash()
     alone = kernel.forward(q, k, v, False)
     alone_grads = kernel.backward(grad, q, k, v, *alone, False)
-    torch.set_num_threads(4)
+    torch.set_num_threads(threads)
     try:
         together = kernel.forward(q, k, v, False)
         grads = kernel.backward(grad, q, k, v, *alone, False)
@@ -121,6 +122,7 @@ def test_the_kernel_is_chosen_by_device_dtype_and_head_width():
     assert isinstance(kernel_for(cpu, torch.float16, 64), Plain)
     assert isinstance(kernel_for(cuda, torch.bfloat16, 128), CudaFlash)
     assert isinstance(kernel_for(cuda, torch.bfloat16, 12), Plain)
+    assert isinstance(kernel_for(cuda, torch.bfloat16, 264), Plain)
     assert isinstance(kernel_for(cuda, torch.float32, 128), CudaEfficient)
     assert isinstance(kernel_for(cuda, torch.float64, 128), Plain)
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch._dynamo.testing
 from layer_reference import assert_close, gradients, make_input, make_layer, reference
 
 from parallel import LAYERS, KVCache, Scope
@@ -53,6 +54,47 @@ def test_decoding_in_pieces_equals_the_whole(kind, pieces):
     assert cache.length == 9
     with pytest.raises(ValueError, match="cache: got 10 tokens, expected at most its capacity 9"):
         layer.decode(x_BSD[:, :1], cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cached", [torch.float32, torch.bfloat16])
+def test_decoding_under_autocast(cached):
+    layer = make_layer(dtype=torch.float32)
+    x_BSD = make_input(9).float()
+    cache = KVCache(batch=2, heads=3, capacity=9, head_width=4, device=x_BSD.device, dtype=cached)
+    with torch.autocast("cpu", torch.bfloat16):
+        decoded = torch.cat([layer.decode(x, cache) for x in x_BSD.split([5, 4], 1)], dim=1)
+        torch.testing.assert_close(decoded, layer(x_BSD), rtol=0.05, atol=0.05)
+
+
+def test_shared_and_parametrised_weights_are_the_ones_used():
+    for kind in LAYERS:
+        layer = make_layer(kind)
+        before = layer(make_input(5))
+        torch.nn.utils.parametrizations.weight_norm(layer.up)
+        assert torch.allclose(layer(make_input(5)), before, rtol=0, atol=1e-10)
+        layer.up.parametrizations.weight.original0.data.mul_(2)
+        assert not torch.allclose(layer(make_input(5)), before)
+        layer = make_layer(kind)
+        layer.norm_feed_forward = layer.norm_attention
+        layer(make_input(5)).sum().backward()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_layers_equal_eager_ones_and_are_not_compiled_for_every_step(kind, dropout):
+    torch._dynamo.reset()
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    layer = make_layer(kind, dropout=dropout)
+    compiled = torch.compile(layer, backend=counted)
+    frames = []
+    for S in (9, 9, 16, 17, 18, 19, 20):
+        torch.manual_seed(S)
+        expected = gradients(layer, layer, make_input(S))
+        torch.manual_seed(S)
+        assert_close(gradients(layer, compiled, make_input(S)), expected, 1e-12)
+        frames.append(counted.frame_count)
+    assert frames[-1] == frames[3]  # neither a new seed nor a new length makes another graph
 
 
 def test_cache_bytes():
