@@ -13,7 +13,14 @@ from parallel.sublayers import LayerSize
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes:
-    """Rows of one query block, of one key block, and of one feed-forward block."""
+    """Rows of one block.
+
+    Attributes:
+        query: queries that pass attention together.
+        key: keys of one call in attention's backward pass, beyond the block's own; forward, a
+            kernel takes all keys and cuts them itself.
+        rows: of the projections and the feed-forward.
+    """
 
     query: int
     key: int
@@ -67,7 +74,7 @@ class BlockSettings:
 
 def _cache_bytes() -> int:
     """Bytes of the last cache level that a core has to itself, as far as the system tells."""
-    names = os.sysconf_names
+    names = getattr(os, "sysconf_names", {})  # not on every system
     found = os.sysconf("SC_LEVEL2_CACHE_SIZE") if "SC_LEVEL2_CACHE_SIZE" in names else 0
     return found if found > 0 else 2**20
 

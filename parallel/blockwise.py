@@ -52,7 +52,13 @@ class Job:
 
 @torch.compiler.disable  # fixed by hand; the compiler works on what stands around it
 def blockwise_layer(job: Job, weights: Weights, x_BSD: Tensor) -> Tensor:
-    """The layer's output (B, R, D) at the R rows of the job's scope, for x (B, S, D)."""
+    """The layer's output (B, R, D) at the R rows of the job's scope, for x (B, S, D).
+
+    Raises:
+        ValueError: no sequence at all.
+    """
+    if not len(x_BSD):
+        raise ValueError("x: got a batch of 0 sequences, expected at least 1")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x_BSD, *weights)):
         return _BlockwiseLayer.apply(job, x_BSD, *weights)
     return _forward(job, weights, x_BSD, keep=False)[0]

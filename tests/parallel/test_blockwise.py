@@ -53,6 +53,12 @@ def test_nothing_but_padding():
     assert (grads[2] == 0).all()
 
 
+def test_an_empty_batch():
+    with pytest.raises(ValueError, match="x: got a batch of 0 sequences"):
+        make_layer()(make_input(5)[:0])
+    assert make_layer("vanilla")(make_input(5)[:0]).shape == (0, 5, 12)
+
+
 def test_gradcheck():
     layer = make_layer(width=4, heads=2, blocks=(3, 2, 2))
 
