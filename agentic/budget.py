@@ -36,10 +36,12 @@ class Budget:
         return PROCESS + self.data
 
     def plan(self) -> MemoryPlan:
-        """Of the step with the largest micro-batch that the sampler can draw."""
-        layer = self.config.layer
-        plans = (self._plan(layer.kind, layer.recompute, batch) for batch in self.batches())
-        return max(plans, key=lambda p: p.total)
+        """Of the step with the micro-batch that takes most."""
+        return self._of(self.largest())
+
+    def largest(self) -> Batch:
+        """The micro-batch that takes most of those that the sampler can draw."""
+        return max(self.batches(), key=lambda batch: self._of(batch).total)
 
     def batches(self) -> Iterator[Batch]:
         """The largest micro-batches of `ChainSampler` for every number of trajectories."""
@@ -89,7 +91,7 @@ class Budget:
                 if (kind, recompute) == (layer.kind, layer.recompute)
                 or self.longest_chain(kind, recompute) > own
             ]
-            batch = max(self.batches(), key=lambda b: b.sequences * b.tokens)
+            batch = self.largest()
             raise ValueError(
                 f"layer.kind: got {layer.kind!r} with recompute {layer.recompute}, needing "
                 f"{gib(needed)} for {batch.sequences} x {batch.tokens:,} tokens "
@@ -116,6 +118,9 @@ class Budget:
             blocks=self.spec.block_settings(),
             device=self.device,
         )
+
+    def _of(self, batch: Batch) -> MemoryPlan:
+        return self._plan(self.config.layer.kind, self.config.layer.recompute, batch)
 
     def _batch(self, chains: int, trajectories: int, length: int) -> Batch:
         last = self.config.chain.loss_on == "last"
