@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parallel.kernels import Kernel, merge_
+from parallel.kernels import Attended, Kernel, merge_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +173,7 @@ def _attend(
 def attend_backward(
     kernel: Kernel,
     grad_BHQK: Tensor,
-    q_BHQK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
-    out_BHQK: Tensor,
-    lse_BHQ: Tensor,
+    attended: Attended,
     dq_BHQK: Tensor,
     dk_BHSK: Tensor,
     dv_BHSK: Tensor,
@@ -189,19 +185,18 @@ def attend_backward(
 
     `block_key` limits the keys of one call and with it the temporaries.
     """
-    with torch.autocast(q_BHQK.device.type, enabled=False):
-        for piece in pieces(positions, k_BHSK.shape[2], causal, kernel.largest_square):
+    with torch.autocast(grad_BHQK.device.type, enabled=False):
+        for piece in pieces(positions, dk_BHSK.shape[2], causal, kernel.largest_square):
             queries = piece.queries
             for keys in [piece.keys] if piece.causal else _cut(piece.keys, block_key):
-                dq, dk, dv = kernel.backward(
-                    grad_BHQK[:, :, queries],
-                    q_BHQK[:, :, queries],
-                    k_BHSK[:, :, keys],
-                    v_BHSK[:, :, keys],
-                    out_BHQK[:, :, queries],
-                    lse_BHQ[:, :, queries],
-                    piece.causal,
+                block = Attended(
+                    attended.q_BHQK[:, :, queries],
+                    attended.k_BHSK[:, :, keys],
+                    attended.v_BHSK[:, :, keys],
+                    attended.out_BHQK[:, :, queries],
+                    attended.lse_BHQ[:, :, queries],
                 )
+                dq, dk, dv = kernel.backward(grad_BHQK[:, :, queries], block, piece.causal)
                 dq_BHQK[:, :, queries] += dq
                 dk_BHSK[:, :, keys] += dk
                 dv_BHSK[:, :, keys] += dv

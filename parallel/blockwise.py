@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from parallel.attention import Scope, as_slice, attend, attend_backward
 from parallel.blocks import BlockSettings, BlockSizes, cut
 from parallel.gradients import WeightGradients, sum_dtype
-from parallel.kernels import Kernel, kernel_for
+from parallel.kernels import Attended, Kernel, kernel_for
 from parallel.sublayers import Dropout, LayerSize, Masks, Weights, finish, key_value, query
 
 
@@ -169,11 +169,13 @@ def _backward(
             attend_backward(
                 kernel,
                 dout_BHQK[sequences, :, here],
-                q_BHQK[sequences, :, here],
-                k_BHSK[sequences, :, :keys],
-                v_BHSK[sequences, :, :keys],
-                out_BHRK[sequences, :, there],
-                lse_BHR[sequences, :, there],
+                Attended(
+                    q_BHQK[sequences, :, here],
+                    k_BHSK[sequences, :, :keys],
+                    v_BHSK[sequences, :, :keys],
+                    out_BHRK[sequences, :, there],
+                    lse_BHR[sequences, :, there],
+                ),
                 dq_BHQK[sequences, :, here],
                 dk_BHSK[sequences, :, :keys],
                 dv_BHSK[sequences, :, :keys],

@@ -8,12 +8,22 @@ it. Axis letters: B batch, H heads, Q queries, S keys, K head width.
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+
+
+class Attended(NamedTuple):
+    """A block's queries, keys and values, and its queries' output and log-sum-exp over all keys."""
+
+    q_BHQK: Tensor
+    k_BHSK: Tensor
+    v_BHSK: Tensor
+    out_BHQK: Tensor
+    lse_BHQ: Tensor
 
 
 class Kernel(Protocol):
@@ -35,14 +45,7 @@ class Kernel(Protocol):
         ...
 
     def backward(
-        self,
-        grad_BHQK: Tensor,
-        q_BHQK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSK: Tensor,
-        out_BHQK: Tensor,
-        lse_BHQ: Tensor,
-        causal: bool,
+        self, grad_BHQK: Tensor, block: Attended, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the block's queries, keys and values."""
         ...
@@ -82,15 +85,9 @@ class CpuFlash:
         return out_BHQK.to(q_BHQK.dtype), lse_BHQ
 
     def backward(  # noqa: D102
-        self,
-        grad_BHQK: Tensor,
-        q_BHQK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSK: Tensor,
-        out_BHQK: Tensor,
-        lse_BHQ: Tensor,
-        causal: bool,
+        self, grad_BHQK: Tensor, block: Attended, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHQK, k_BHSK, v_BHSK, out_BHQK, lse_BHQ = block
         rows, most = q_BHQK.shape[2], _missing_parts(q_BHQK)
         parts = max(p for p in range(1, most + 1) if p == 1 or (rows % p == 0 and rows >= 64 * p))
         if causal or parts == 1:
@@ -129,15 +126,9 @@ class CudaFlash:
         return out[0], out[1]
 
     def backward(  # noqa: D102
-        self,
-        grad_BHQK: Tensor,
-        q_BHQK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSK: Tensor,
-        out_BHQK: Tensor,
-        lse_BHQ: Tensor,
-        causal: bool,
+        self, grad_BHQK: Tensor, block: Attended, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHQK, k_BHSK, v_BHSK, out_BHQK, lse_BHQ = block
         unused = torch.empty(2, dtype=torch.uint64, device=q_BHQK.device)  # dropout's random state
         return aten._scaled_dot_product_flash_attention_backward(
             grad_BHQK,
@@ -172,15 +163,9 @@ class CudaEfficient:
         return out_BHQK, lse_BHQ[:, :, : q_BHQK.shape[2]]  # it comes padded to a multiple of 32
 
     def backward(  # noqa: D102
-        self,
-        grad_BHQK: Tensor,
-        q_BHQK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSK: Tensor,
-        out_BHQK: Tensor,
-        lse_BHQ: Tensor,
-        causal: bool,
+        self, grad_BHQK: Tensor, block: Attended, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHQK, k_BHSK, v_BHSK, out_BHQK, lse_BHQ = block
         padded = torch.nn.functional.pad(lse_BHQ, (0, -lse_BHQ.shape[2] % 32), value=math.inf)
         unused = torch.zeros((), dtype=torch.int64, device=q_BHQK.device)  # dropout's random state
         dq_BHQK, dk_BHSK, dv_BHSK, _ = aten._scaled_dot_product_efficient_attention_backward(
@@ -236,15 +221,9 @@ class Plain:
         return out_NQK.view(shape).to(q_BHQK.dtype), lse_NQ.view(shape[:3])
 
     def backward(  # noqa: D102
-        self,
-        grad_BHQK: Tensor,
-        q_BHQK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSK: Tensor,
-        out_BHQK: Tensor,
-        lse_BHQ: Tensor,
-        causal: bool,
+        self, grad_BHQK: Tensor, block: Attended, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHQK, k_BHSK, v_BHSK, out_BHQK, lse_BHQ = block
         scale = 1 / math.sqrt(q_BHQK.shape[3])
         inputs = (grad_BHQK, q_BHQK, k_BHSK, v_BHSK, out_BHQK)
         grad_NQK, q_NQK, k_NSK, v_NSK, out_NQK = (_wide(t).flatten(0, 1) for t in inputs)

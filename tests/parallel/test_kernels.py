@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from parallel.attention import attend, attend_backward, pieces
-from parallel.kernels import CpuFlash, CudaEfficient, CudaFlash, Plain, kernel_for, merge_
+from parallel.kernels import Attended, CpuFlash, CudaEfficient, CudaFlash, Plain, kernel_for, merge_
 
 KERNELS = (CpuFlash(), Plain())
 SHAPES = [(1, 1, True), (5, 9, False), (600, 600, True), (530, 1100, False)]
@@ -34,7 +34,7 @@ def test_kernels_equal_the_definition(kernel, Q, S, causal):
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-12)
     for ours, theirs in zip(
-        kernel.backward(grad, q, k, v, out, lse, causal),
+        kernel.backward(grad, Attended(q, k, v, out, lse), causal),
         torch.autograd.grad(expected, leaves, grad),
         strict=True,
     ):
@@ -76,7 +76,8 @@ def test_attention_of_a_block_of_queries(kernel, first, stride, block_key, monke
     out, lse = attend(kernel, q, k, v, positions, True)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    attend_backward(kernel, grad, q, k, v, out, lse, dq, dk, dv, positions, True, block_key)
+    attended = Attended(q, k, v, out, lse)
+    attend_backward(kernel, grad, attended, dq, dk, dv, positions, True, block_key)
     for ours, theirs in zip((dq, dk, dv), torch.autograd.grad(expected, leaves, grad), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
@@ -88,11 +89,11 @@ def test_cutting_for_more_threads_changes_nothing(batch, heads, Q, threads):
     grad, q, k, v = _inputs(Q, 4099, B=batch, H=heads)
     kernel = CpuFlash()
     alone = kernel.forward(q, k, v, False)
-    alone_grads = kernel.backward(grad, q, k, v, *alone, False)
+    alone_grads = kernel.backward(grad, Attended(q, k, v, *alone), False)
     torch.set_num_threads(threads)
     try:
         together = kernel.forward(q, k, v, False)
-        grads = kernel.backward(grad, q, k, v, *alone, False)
+        grads = kernel.backward(grad, Attended(q, k, v, *alone), False)
     finally:
         torch.set_num_threads(1)
     for ours, theirs in zip(together + grads, alone + alone_grads, strict=True):
@@ -137,7 +138,7 @@ def test_calls_of_cuda_kernels_fit_their_signatures(kernel, dtype):
     k, v = (torch.empty(2, 3, 90, 16, dtype=dtype, device="meta") for _ in range(2))
     out, lse = kernel.forward(q, k, v, False)
     assert (out.shape, lse.shape) == (shape, shape[:3])
-    dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, False)
+    dq, dk, dv = kernel.backward(grad, Attended(q, k, v, out, lse), False)
     assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, v.shape)
 
 
@@ -163,8 +164,8 @@ def test_cuda_kernels_equal_the_definition(kernel, dtype, tolerance, Q, S, causa
         torch.testing.assert_close(out.double(), exact[0], rtol=0, atol=tolerance)
         torch.testing.assert_close(lse.double(), exact[1], rtol=0, atol=tolerance)
         for ours, theirs in zip(
-            kernel.backward(grad, q, k, v, out, lse, causal),
-            Plain().backward(*wide, *exact, causal),
+            kernel.backward(grad, Attended(q, k, v, out, lse), causal),
+            Plain().backward(wide[0], Attended(*wide[1:], *exact), causal),
             strict=True,
         ):
             torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
