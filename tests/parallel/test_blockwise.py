@@ -1,5 +1,7 @@
 import itertools
 import os
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -347,27 +349,41 @@ def test_compiled_model_equals_eager():
     assert_close(*found, 1e-12)
 
 
-def _train_alone(rank, file, out):
+def _train_alone(rank, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=120),
+    )
     model = nn.Sequential(make_layer(blocks=(16, 16, 16)), make_layer(blocks=(8, 16, 16)))
     wrapped = DistributedDataParallel(model)
     wrapped(make_input(33)[rank : rank + 1]).square().mean().backward()
     if rank == 0:
-        torch.save([p.grad for p in model.parameters()], out)
-    dist.destroy_process_group()
+        torch.save([p.grad for p in model.parameters()], f"{folder}/part")
+        os.replace(f"{folder}/part", f"{folder}/grads")
+    # Whoever started it ends it: leaving the group was seen to hang on a busy machine, in gloo's
+    # own threads, after all was done.
+    time.sleep(300)
 
 
-def test_distributed_data_parallel_gives_the_gradients_of_one_process(tmp_path):
-    file, out = tmp_path / "rendezvous", tmp_path / "grads.pt"
-    environment = {"GLOO_SOCKET_IFNAME": "lo"} if os.path.exists("/sys/class/net/lo") else {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        mp.spawn(_train_alone, (str(file), str(out)), nprocs=2)
+def test_distributed_data_parallel_gives_the_gradients_of_one_process(tmp_path, monkeypatch):
+    if os.path.exists("/sys/class/net/lo"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    started = mp.spawn(_train_alone, (str(tmp_path),), nprocs=2, join=False)
+    try:
+        while not (tmp_path / "grads").exists():
+            started.join(timeout=0.2)  # raises what a process raised
+    finally:
+        for process in started.processes:
+            process.kill()
+            process.join()
     model = nn.Sequential(make_layer(blocks=(16, 16, 16)), make_layer(blocks=(8, 16, 16)))
     model(make_input(33)).square().mean().backward()
-    for ours, p in zip(torch.load(out, weights_only=True), model.parameters(), strict=True):
+    found = torch.load(tmp_path / "grads", weights_only=True)
+    for ours, p in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(ours, p.grad, rtol=0, atol=1e-12)
 
 
