@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -35,12 +34,7 @@ class JaxPeer:
     def __enter__(self) -> "JaxPeer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()  # the end of its input is the end of it
         self._process.wait()
