@@ -1,6 +1,7 @@
 """Softmax attention in three ways: materialised, by PyTorch, and block by block.
 
-All three take a `Scope` and are the same function of queries, keys and values.
+The first two take whole sequences and a `Scope`; `attend` takes one block of queries and the keys,
+and `attend_backward` gives its gradients.
 """
 
 import math
