@@ -1,11 +1,16 @@
+import os
+
 import numpy as np
 import pytest
 import torch
-from conftest import make_store
+from conftest import make_episode, make_store
 
+from agentic import store as store_module
 from agentic.config import ChainConfig
+from agentic.flat import FlatWriter, Index, store_path, write_index
 from agentic.sampler import ChainSampler, Windows
 from agentic.stream import ChainStream
+from envs import TASKS
 
 CONFIG = ChainConfig(
     trajectories=3,
@@ -86,3 +91,48 @@ def test_an_error_of_a_thread_is_the_streams_own():
     with pytest.raises(AttributeError):
         next(stream)
     stream.close()
+
+
+def test_memory_stays_flat_over_a_thousand_batches_of_four_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "HELD_BYTES", 2**24)
+    spec, episodes = TASKS["walker_walk"], 800
+    store = _random_store(tmp_path, spec, episodes)
+    size = store.nbytes
+    sampler = ChainSampler(store, np.arange(episodes), CONFIG, batch_steps=3000, seed=0)
+    stream = ChainStream(sampler, threads=4)
+    resident = []
+    for i in range(1000):
+        next(stream)
+        if i % 50 == 49:
+            resident.append(_resident_bytes())
+    stream.close()
+    assert size > 0.15 * resident[0]  # keeping all that is read could not be overlooked
+    assert max(resident[2:]) < 1.05 * resident[1]
+
+
+def _random_store(path, spec, episodes):
+    """A flat store of noise on disk."""
+    folder = store_path(path, spec.domain, "noise")
+    folder.mkdir(parents=True)
+    names = tuple(f"episode_{e:06d}_{spec.episode_steps}.npz" for e in range(episodes))
+    with FlatWriter(folder, spec) as writer:
+        writer.resize(episodes)
+        checksums = tuple(writer.write(e, make_episode(spec, e)) for e in range(episodes))
+    zeros = (0,) * episodes
+    index = Index(
+        domain=spec.domain,
+        algorithm="noise",
+        source="nowhere",
+        finished=True,
+        names=names,
+        sizes=zeros,
+        stamps=zeros,
+        checksums=checksums,
+    )
+    write_index(folder, index)
+    return store_module.load_store(path, (spec,), ("noise",))
+
+
+def _resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
