@@ -231,14 +231,17 @@ def test_any_leading_axes_and_no_side_effects(task, record):
 def test_blocks_leave_no_seam(task, monkeypatch):
     spec, rng = TASKS[task], np.random.default_rng(0)
     arrays = {
-        "observation": rng.uniform(-0.1, 0.1, (3, 25, spec.observation_size)).astype(np.float32),
-        "action": rng.uniform(-1, 1, (3, 25, spec.action_size)).astype(np.float32),
-        "physics": rng.normal(size=(3, 25, spec.physics_size)),
+        "observation": rng.uniform(-0.1, 0.1, (25, 3, spec.observation_size)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (25, 3, spec.action_size)).astype(np.float32),
+        "physics": rng.normal(size=(25, 3, spec.physics_size)),
     }
     whole = reward(task, **arrays)
     for size in (1, 7, 25, 74, 75, 76):
         monkeypatch.setattr("envs.rewards._BLOCK", size)
-        np.testing.assert_allclose(reward(task, **arrays), whole, rtol=0, atol=1e-14)
+        # Rolled: rows left out would show the last call's results where its memory is used again.
+        rolled = {name: np.roll(array, size, axis=0) for name, array in arrays.items()}
+        expected = np.roll(whole, size, axis=0)
+        np.testing.assert_allclose(reward(task, **rolled), expected, rtol=0, atol=1e-14)
 
 
 def test_errors_name_the_field():
