@@ -1,8 +1,11 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from agentic.config import ChainConfig, ModelConfig, OptimizerConfig, build
+from agentic.config import ChainConfig, ModelConfig, OptimizerConfig, TaskConfig, build
+from envs import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +93,10 @@ def test_ranges_are_checked(cls, values, field):
     cls(**sound)
     with pytest.raises(ValueError, match=field):
         cls(**(sound | values))
+
+
+def test_every_task_has_its_settings():
+    files = (Path(__file__).parents[2] / "configs" / "task").glob("*.yaml")
+    configs = {path.stem: build(TaskConfig, dict(OmegaConf.load(path))) for path in files}
+    assert set(configs) == {*TASKS, "jaco_reach"}
+    assert all(config.name == name for name, config in configs.items())
