@@ -83,8 +83,15 @@ def test_rounds_are_completed_one_by_one(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         collector.collect(_config(), tmp_path, seed=0)
     monkeypatch.undo()
-    collector.collect(_config(), tmp_path, seed=0)
-    assert len(episode_files(directory)) == 16
+    assert len(collector.worth(_config(), tmp_path)[SPEC.name]) == 3
+    returns = collector.collect(_config(), tmp_path, seed=0)
+    files = episode_files(directory)
+    assert len(files) == 16
+    # What is told is the round's worth, of both sessions, and not the former round's.
+    for name, values in returns.items():
+        episodes = [read_episode(path, SPEC) for path in files[8:]]
+        expected = [collector.relabel(TASKS[name], episode).sum() for episode in episodes]
+        assert values == pytest.approx(expected)
 
 
 def test_two_processes_never_write_into_one_folder(tmp_path):
