@@ -139,6 +139,8 @@ def _collect(
         write_atomically(note, (json.dumps(content, indent=1) + "\n").encode())
 
     session_seed = int(np.random.SeedSequence([seed, before.sessions]).generate_state(1)[0])
+    # Before the note: a learner that does not fit is refused, and nothing has begun.
+    exploring = stream(config.recipe, spec, session_seed, config.workers, config.rnd, note.parent)
     write_note(False, 0.0)
     specs = domain_tasks(spec.domain)
     returns: list[list[float]] = []
@@ -146,9 +148,7 @@ def _collect(
     began = time.monotonic()
     finished = False
     with (
-        closing(
-            stream(config.recipe, spec, session_seed, config.workers, config.rnd, directory.parent)
-        ) as arriving,
+        closing(exploring) as arriving,
         tqdm(total=episodes, desc=f"collecting {spec.domain}", unit="ep", disable=None) as bar,
     ):
         try:
