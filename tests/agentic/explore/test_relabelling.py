@@ -2,11 +2,13 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from simulator_reward import simulator
 
+from agentic.config import small_rnd
 from agentic.explore import RECIPES
 from agentic.explore.td3 import Td3Settings
 from envs import TASKS, domain_tasks, reward
@@ -14,6 +16,7 @@ from envs import TASKS, domain_tasks, reward
 # Sizes of one round, and its episodes: td3 warms up for one and learns for the other.
 SMALL = {
     "td3": ({"settings": Td3Settings(environments=1, warmup_steps=1, hidden=8, batch=8)}, 2),
+    "rnd": ({"config": replace(small_rnd(), environments=2, seed_steps=100, hidden=8)}, 2),
     "babble": ({"environments": 4}, 4),
     "random": ({"environments": 2}, 2),
 }
