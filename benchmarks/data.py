@@ -1,4 +1,4 @@
-"""Data at scale: ingest, and random chains, beside the ways without an ingest.
+"""Data at scale: ingest, rewards and random chains, beside the ways without an ingest.
 
     python -m benchmarks.data --data full --algorithm synthetic --episodes 2000 --json results.json
 
@@ -6,6 +6,8 @@
 the same files in one process, which checks and keeps nothing. Every contender is a process of its
 own on files that are in the page cache; memory is the peak of what its processes hold for
 themselves (anonymous, not the page cache), their start included.
+
+*Rewards* are those of `python -m benchmarks.relabel`, of a million states.
 
 *Chains* are --trajectories whole episodes, drawn at random. `ours` reads them from the store,
 `ours, whole batch` is everything up to the tensors that training takes (chains drawn, relabelled
@@ -41,8 +43,9 @@ from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure
 from benchmarks.memory_plan import train_config
+from benchmarks.relabel import TASKS_SHOWN, relabel
 from benchmarks.report import Report, mb, number
-from envs import domain_tasks
+from envs import TASKS, domain_tasks, quiet_simulator
 
 DEVICE = torch.device("cpu")
 
@@ -307,12 +310,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--trajectories", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3, help="training steps for the share")
     parser.add_argument("--turn", type=float, default=0.3, metavar="SECONDS")
+    parser.add_argument("--asked", type=int, default=1000, help="states of the simulator, a turn")
+    parser.add_argument("--tasks", nargs="+", default=TASKS_SHOWN, choices=TASKS, metavar="TASK")
     settings = parser.parse_args(argv)
-    packages = {name: version(name) for name in ("numpy",)}
+    packages = {name: version(name) for name in ("numpy", "mujoco", "dm-control")}
     report = Report(settings.json, **packages, **{**vars(settings), "data": None})
     measure.pin(min(2, os.cpu_count() or 1))
     report.case(*ingest(settings))
     measure.pin(1)
+    quiet_simulator()
+    report.case(*relabel(1_000_000, settings))
     specs = domain_tasks(settings.domain)[:1]
     algorithm = f"{settings.algorithm}:first_{settings.episodes * specs[0].episode_steps}"
     store = load_store(settings.data, specs, (algorithm,), DataConfig(), measure.log)
