@@ -70,6 +70,9 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
     config = build(TrainConfig, values)
     # A run may be resumed from another working directory.
     config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
+    if config.data.store_dir is not None:
+        store_dir = str(Path(config.data.store_dir).absolute())
+        config = replace(config, data=replace(config.data, store_dir=store_dir))
     if config.run_dir is None:
         run_dir = fresh_dir(Path("runs"), config.task.name)
     else:

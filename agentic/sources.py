@@ -53,13 +53,16 @@ class Source:
 def find_source(data_dir: Path, domain: str, algorithm: str) -> Source | None:
     """The algorithm's `buffer` folder, else its `<algorithm>.zip` as published, else None.
 
+    None as well where the folder or the zip holds no episodes.
+
     Raises:
         ValueError: the zip cannot be read.
     """
     folder = buffer_dir(data_dir, domain, algorithm)
     if folder.is_dir():
         found = [_in_folder(path) for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
-        return _source(domain, algorithm, folder, found)
+        if found:
+            return _source(domain, algorithm, folder, found)
     archive = data_dir / domain / f"{algorithm}.zip"
     if archive.is_file():
         try:
@@ -67,7 +70,8 @@ def find_source(data_dir: Path, domain: str, algorithm: str) -> Source | None:
                 found = [_in_zip(info) for info in opened.infolist() if _is_member(info.filename)]
         except (zipfile.BadZipFile, OSError) as error:
             raise ValueError(f"{archive}: not a readable zip ({error})") from error
-        return _source(domain, algorithm, archive, found)
+        if found:
+            return _source(domain, algorithm, archive, found)
     return None
 
 

@@ -267,17 +267,18 @@ def _part(
     workers = (os.cpu_count() or 1) if data.workers is None else data.workers
     source = find_source(data_dir, spec.domain, name)
     lengths: dict[int, int] = {}
-    if source is None and read_index(path, spec) is not None:  # npz files may go after an ingest
-        flat = FlatStore.open(path, spec)
-        names = selection.take(sorted(flat.rows, key=file_order), spec.episode_steps)
-    else:
-        whole, lengths = _whole_episodes(source, spec, data, data_dir, name)
+    if source is not None:
+        whole, lengths = _whole_episodes(source, spec, data)
         wanted = selection.take(whole, spec.episode_steps)
-        assert source is not None, "else there were no episodes"
         flat = ingest(
             source, wanted, path, spec, on_bad_file=data.on_bad_file, workers=workers, tell=tell
         )
         names = [file.name for file in wanted]
+    elif read_index(path, spec) is not None:  # the npz files may go after an ingest
+        flat = FlatStore.open(path, spec)
+        names = selection.take(sorted(flat.rows, key=file_order), spec.episode_steps)
+    else:
+        raise _nothing(buffer_dir(data_dir, spec.domain, name), spec)
     rows = np.array([flat.rows[n] for n in names if n in flat.rows])
     reasons = tuple(r.reason for r in flat.index.rejected if r.name in set(names))
     if len(rows) == 0:
@@ -298,28 +299,29 @@ def _part(
 
 
 def _whole_episodes(
-    source: Source | None, spec: TaskSpec, data: DataConfig, data_dir: Path, algorithm: str
+    source: Source, spec: TaskSpec, data: DataConfig
 ) -> tuple[list[SourceFile], dict[int, int]]:
     """The files of the task's length, and how many there are of others.
 
     Raises:
         ValueError: there are none, or of others where those are not to be skipped.
     """
-    files = source.files if source is not None else ()
-    whole = [file for file in files if file.steps == spec.episode_steps]
-    others = [file for file in files if file.steps != spec.episode_steps]
-    if source is not None and others and data.on_other_length == "error":
+    whole = [file for file in source.files if file.steps == spec.episode_steps]
+    others = [file for file in source.files if file.steps != spec.episode_steps]
+    if not whole or (others and data.on_other_length == "error"):
         raise ValueError(
             f"{source.path(others[0])}: {others[0].steps} steps, expected {spec.episode_steps} for "
-            f"{spec.domain}; data.on_other_length=skip leaves out the {len(others):,} such files"
-        )
-    if not whole:
-        directory = buffer_dir(data_dir, spec.domain, algorithm)
-        raise ValueError(
-            f"data_dir: looked for {directory}/<name>_<index>_{spec.episode_steps}.npz or "
-            f"{directory.parent}.zip, expected ExoRL episodes, got {_what_is_there(directory)}"
+            f"{spec.domain}; data.on_other_length=skip leaves out such files ({len(others):,} of "
+            f"{len(source.files):,} here)"
         )
     return whole, dict(Counter(file.steps for file in others))
+
+
+def _nothing(directory: Path, spec: TaskSpec) -> ValueError:
+    return ValueError(
+        f"data_dir: looked for {directory}/<name>_<index>_{spec.episode_steps}.npz or "
+        f"{directory.parent}.zip, expected ExoRL episodes, got {_what_is_there(directory)}"
+    )
 
 
 def _what_is_there(directory: Path) -> str:
