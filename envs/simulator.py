@@ -22,10 +22,11 @@ class Simulator:
 
     def __init__(self, task: str) -> None:
         self._env = DmcEnv(task)
+        self.task = self._env.task
         self._env.reset(seed=0)  # jaco's physics is compiled again here
         self._physics = self._env._env.physics
         self._model, self._data = self._physics.model.ptr, self._physics.data.ptr
-        self._substeps = round(self._env.task.control_seconds / self._model.opt.timestep)
+        self._substeps = round(self.task.control_seconds / self._model.opt.timestep)
 
     def begin(self, physics: np.ndarray) -> None:
         """Forget everything and stand in the state `physics` (P,) float64, without control."""
@@ -52,7 +53,7 @@ class Simulator:
     def observation(self) -> np.ndarray:
         """What the state shows after `place`, (O,) float32."""
         task = self._env._env.task
-        if self._env.task.domain == "jaco":
+        if self.task.domain == "jaco":
             parts = [
                 observable.observation_callable(self._physics, None)()
                 for observable in task.observables.values()
