@@ -167,7 +167,7 @@ def budget_of(
         config=config,
         spec=spec,
         parameters=parameters,
-        data=0 if device.type == "cuda" else store.nbytes,
+        data=0 if device.type == "cuda" else store.held_bytes,
         machine=machine_bytes(device),
         device=device,
     )

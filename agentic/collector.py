@@ -22,7 +22,8 @@ from agentic.episodes import (
     write_episode,
 )
 from agentic.explore import RECIPES, stream
-from agentic.store import QUANTILES, relabel
+from agentic.relabel import relabel
+from agentic.store import QUANTILES
 from envs import TaskSpec, domain_tasks, expand
 
 

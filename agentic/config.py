@@ -116,6 +116,26 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How episode files become arrays, and batches."""
+
+    store_dir: str | None = None  # where ingested episodes go; none: beside the files
+    on_bad_file: str = "error"  # a file that holds no sound episode: error | skip
+    on_other_length: str = "skip"  # one whose name says another number of steps: error | skip
+    relabel: str = "with_control"  # with_control: the simulator's reward; state_only: ExoRL's
+    workers: int | None = None  # processes that ingest; none: one per core
+    prefetch: int = 1  # threads that make batches ahead; 0: none
+
+    def __post_init__(self) -> None:
+        _one_of("data.on_bad_file", self.on_bad_file, ("error", "skip"))
+        _one_of("data.on_other_length", self.on_other_length, ("error", "skip"))
+        _one_of("data.relabel", self.relabel, ("with_control", "state_only"))
+        if self.workers is not None:
+            _at_least("data.workers", self.workers, 1)
+        _at_least("data.prefetch", self.prefetch, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChainConfig:
     """How trajectories form a chain of hindsight."""
 
@@ -127,6 +147,8 @@ class ChainConfig:
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
     spread: str  # full: the others come from all below the best; drawn: from a part, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
+    weighting: str = "uniform"  # uniform; return: episodes by their return above the worst's
+    replacement: bool = False  # whether a trajectory may come twice in a chain
 
     def __post_init__(self) -> None:
         _at_least("chain.trajectories", self.trajectories, 1)
@@ -137,6 +159,7 @@ class ChainConfig:
         _between("chain.best_from", self.best_from, 0, 1)
         _one_of("chain.spread", self.spread, ("full", "drawn"))
         _one_of("chain.loss_on", self.loss_on, ("last", "all"))
+        _one_of("chain.weighting", self.weighting, ("uniform", "return"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +289,7 @@ class TrainConfig:
 
     task: TaskConfig
     data_dir: str
-    algorithms: tuple[str, ...] | None  # folders of data_dir/<domain>; none: the task's recipe
+    algorithms: tuple[str, ...] | None  # see agentic.selection; none: the task's own recipe
     holdout: float  # share of the episodes that only validation sees
     method: str  # at
     chain: ChainConfig
@@ -285,6 +308,7 @@ class TrainConfig:
     seed: int
     run_dir: str | None  # a new folder under runs/ if null; an unfinished run there is resumed
     resume: str | None  # run directory to go on with, by its own settings
+    data: DataConfig = DataConfig()
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, ("at",))

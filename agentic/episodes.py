@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -63,50 +64,81 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_episode(path: Path, spec: TaskSpec) -> Episode:
-    """Reads and checks one file of `spec`'s domain; extra arrays are ignored, pickles refused.
+    """Reads and checks one file of `spec`'s domain; see `parse_episode`."""
+    return parse_episode(path, str(path), spec)
+
+
+def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
+    """Reads and checks one npz; extra arrays are ignored, pickles refused.
+
+    Args:
+        file: the npz.
+        name: of the file, for messages.
+        spec: a task of its domain.
 
     Raises:
         ValueError: the file is unreadable, an array is missing, or a shape, dtype or value is not
             that of a whole episode of `spec`; names the file, the array, got and expected.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(file, allow_pickle=False) as archive:
             arrays = {f.name: archive[f.name] for f in fields(Episode)}
     except KeyError as error:
-        raise ValueError(f"{path}: array missing: {error.args[0]}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable npz episode ({error})") from error
+        raise ValueError(f"{name}: array missing: {error.args[0]}") from error
     except MemoryError as error:
-        raise ValueError(f"{path}: an array declares more than the memory holds") from error
-    rows = spec.episode_steps + 1
-    widths = {
+        raise ValueError(f"{name}: an array declares more than the memory holds") from error
+    except UNREADABLE as error:
+        raise ValueError(f"{name}: not a readable npz episode ({error})") from error
+    for key, width in _widths(spec).items():
+        try:
+            arrays[key] = _checked(arrays[key], key, spec, width)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    largest = np.abs(arrays["action"]).max()
+    if largest > 1 + 1e-6:
+        raise ValueError(f"{name}: action reaches {largest:.3g}, expected values in [-1, 1]")
+    for key, value in _RESET_ROW.items():
+        first = arrays[key][0]
+        if (first != value).any():
+            raise ValueError(
+                f"{name}: {key} is {first.tolist()} in row 0, expected {value:g}: it is the reset"
+            )
+    return Episode(**arrays)
+
+
+# What numpy and zipfile raise for damaged, encrypted or exotically compressed files.
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
+_RESET_ROW = {"action": 0.0, "reward": 0.0, "discount": 1.0}
+
+
+def _widths(spec: TaskSpec) -> dict[str, int | None]:
+    return {
         "observation": spec.observation_size,
         "action": spec.action_size,
         "reward": None,  # ExoRL's multi-task domains store several; it is relabelled anyway
         "discount": 1,
         "physics": spec.physics_size,
     }
-    for name, width in widths.items():
-        array = arrays[name]
-        if not isinstance(array, np.ndarray):  # what numpy hands out for a member that is no array
-            raise ValueError(f"{path}: {name} is not an array")
+
+
+def _checked(array: object, key: str, spec: TaskSpec, width: int | None) -> np.ndarray:
+    """The array in the dtype in which it will be used."""
+    if not isinstance(array, np.ndarray):  # what numpy hands out for a member that is no array
+        raise ValueError(f"{key} is not an array")
+    rows = spec.episode_steps + 1
+    if array.ndim != 2 or len(array) != rows or width not in (None, array.shape[1]):
         expected = (rows, "any" if width is None else width)
-        if array.ndim != 2 or len(array) != rows or width not in (None, array.shape[1]):
-            raise ValueError(
-                f"{path}: {name} has shape {array.shape}, expected {expected} for {spec.domain}"
-            )
-        if array.dtype.kind != "f":
-            raise ValueError(f"{path}: {name} has dtype {array.dtype}, expected a float")
-        # Checked as it will be used: a large double may be an infinite float.
-        with np.errstate(over="ignore"):
-            array = arrays[name] = array.astype(np.float64 if name == "physics" else np.float32)
-        if not np.isfinite(array).all():
-            row = int(np.argwhere(~np.isfinite(array))[0, 0])
-            raise ValueError(f"{path}: {name} is not finite in row {row}")
-    if np.abs(arrays["action"]).max() > 1 + 1e-6:
-        largest = np.abs(arrays["action"]).max()
-        raise ValueError(f"{path}: action reaches {largest:.3g}, expected values in [-1, 1]")
-    return Episode(**arrays)
+        raise ValueError(f"{key} has shape {array.shape}, expected {expected} for {spec.domain}")
+    if array.dtype.kind != "f":
+        raise ValueError(f"{key} has dtype {array.dtype}, expected a float")
+    # Checked as it will be used: a large double may be an infinite float.
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float64 if key == "physics" else np.float32, copy=False)
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{key} is not finite in row {int(np.argwhere(~np.isfinite(array))[0, 0])}"
+        )
+    return array
 
 
 def buffer_dir(data_dir: Path, domain: str, algorithm: str) -> Path:

@@ -12,12 +12,12 @@ def ascending(returns_N: np.ndarray) -> np.ndarray:
     return np.argsort(returns_N, kind="stable")
 
 
-def returns_to_go(reward_NT: np.ndarray, target: float) -> np.ndarray:
+def returns_to_go(reward_NT: np.ndarray, target: float | np.ndarray) -> np.ndarray:
     """R̂_0 = target for every trajectory, R̂_{t+1} = R̂_t - r_t, undiscounted.
 
     Args:
         reward_NT: reward of the step taken at t.
-        target: the chain's target return, its best trajectory's.
+        target: the chain's target return, its best trajectory's; or one for each, (N, 1).
 
     Returns:
         (N, T) float64. The best trajectory's runs down towards its last reward, a worse one's

@@ -8,10 +8,9 @@ from rich.console import Console
 from agentic import results
 from agentic import video as videos
 from agentic.checkpoint import load, restore_model
-from agentic.config import RolloutConfig
+from agentic.config import RolloutConfig, TrainConfig, build
 from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
 from agentic.runs import choose_device
-from agentic.store import RELABEL_MODE
 from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
@@ -93,7 +92,7 @@ def judge(
         "train_trajectories": trained["chain"]["trajectories"],
         "train_seed": trained["seed"],
         "evaluation_seed": seed,
-        "relabel_mode": RELABEL_MODE,
+        "relabel_mode": build(TrainConfig, trained).data.relabel,
     }
     results.write(output / "results.json", results.document(entries, about))
     results.print_table(entries, console)

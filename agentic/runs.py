@@ -130,8 +130,8 @@ def model_spec(config: TrainConfig, store: EpisodeStore) -> ModelSpec:
     """The model that the settings ask for on these data."""
     return ModelSpec(
         tasks=tuple(spec.name for spec in store.specs),
-        observation_size=store.observation.shape[2],
-        action_size=store.action.shape[2],
+        observation_size=store.observation_size,
+        action_size=store.action_size,
         episode_steps=store.steps,
         trajectories=config.chain.trajectories,
         tokens=config.tokens,
@@ -166,7 +166,9 @@ def print_start(
     chains = max(1, config.batch_steps // (trajectories * store.steps))
     sequence = trajectories * store.steps * model.spec.tokens_per_step
     table = Table(title=str(run_dir), show_header=False)
-    table.add_row("data", f"{store.episodes} episodes of {store.steps} steps")
+    table.add_row("data", f"{store.episodes:,} episodes of {store.steps} steps")
+    for part in store.parts:
+        table.add_row(f"data, {part.name}", part.summary)
     for spec, row in zip(store.specs, store.return_quantiles(), strict=True):
         spread = "  ".join(f"{name} {row[name]:.1f}" for name in ("min", "median", "p90", "max"))
         table.add_row(f"returns, {spec.name}", spread)

@@ -60,7 +60,7 @@ class ChainSampler:
         seed: int,
         window_batches: int = 0,
     ) -> None:
-        if len(episodes) < config.trajectories:
+        if len(episodes) < (1 if config.replacement else config.trajectories):
             raise ValueError(
                 f"chain.trajectories: got {config.trajectories}, expected at most the "
                 f"{len(episodes)} episodes there are to draw from"
@@ -73,7 +73,19 @@ class ChainSampler:
         # Episodes of each task by ascending return: a chain's best is drawn from the end of it,
         # the others from below the best.
         returns_KE = store.returns[:, episodes]
-        self.ranked_KE = np.stack([episodes[hindsight.ascending(row)] for row in returns_KE])
+        order_KE = np.stack([hindsight.ascending(row) for row in returns_KE])
+        self.ranked_KE = episodes[order_KE]
+        self._mass_KE = (
+            None  # at rank e the weights of all ranks below it, where ranks have weights
+        )
+        if config.weighting == "return":
+            above_KE = np.take_along_axis(
+                returns_KE - returns_KE.min(axis=1, keepdims=True), order_KE, 1
+            )
+            # At least a hundredth of the best's, so that every episode can be drawn.
+            weight_KE = np.maximum(above_KE, 0.01 * above_KE[:, -1:])
+            weight_KE[weight_KE[:, -1] == 0] = 1.0
+            self._mass_KE = np.pad(np.cumsum(weight_KE, axis=1), ((0, 0), (1, 0)))
 
     def draw(self, index: int) -> list[Chain] | Windows:
         """Micro-batch `index`: windows first, then chains, all of one length, with some windows.
@@ -90,18 +102,19 @@ class ChainSampler:
 
     def _windows(self, rng: np.random.Generator) -> Windows:
         """Formed like chains, except that a trajectory may come twice, in different windows."""
-        T, episodes = self.store.steps, self.ranked_KE.shape[1]
+        T = self.store.steps
         longest = min(T, self.config.window_steps)
         total = round(math.exp(rng.uniform(0, math.log(longest))))
         count = self._count(rng)
         length = max(1, total // count)
         B = max(1, self.config.window_steps // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
-        best_B = rng.integers(max(self._lowest(episodes), count - 1), episodes, size=B)
+        best_B = self._best(rng, task_B, count)
         part_B = rng.random(B) if self.config.spread == "drawn" else np.zeros(B)
         floor_B = (best_B * part_B).astype(int)
-        drawn_BN = rng.random((B, count - 1)) * (best_B - floor_B)[:, None]
-        rank_BN = np.column_stack([floor_B[:, None] + np.sort(drawn_BN.astype(int)), best_B])
+        end_B = np.maximum(best_B, floor_B + 1)  # of the others: below the best, where there is one
+        others_BN = self._ranks(rng, task_B, floor_B, end_B, count - 1)
+        rank_BN = np.column_stack([np.sort(others_BN), best_B])
         return Windows(
             length=length,
             task=task_B,
@@ -114,12 +127,49 @@ class ChainSampler:
         most = self.config.trajectories
         return most if self.config.count == "fixed" else int(rng.integers(1, most + 1))
 
-    def _lowest(self, episodes: int) -> int:
-        """Rank from which on an episode may be a chain's best."""
-        return min(math.ceil(episodes * (1 - self.config.best_from)), episodes - 1)
+    def _best(self, rng: np.random.Generator, task_B: np.ndarray, count: int) -> np.ndarray:
+        """Ranks of the chains' best episodes (B,): from the top `best_from`, others fit below."""
+        episodes = self.ranked_KE.shape[1]
+        top = min(math.ceil(episodes * (1 - self.config.best_from)), episodes - 1)
+        low = top if self.config.replacement else max(top, count - 1)
+        if self._mass_KE is None:
+            return rng.integers(low, episodes, size=len(task_B))
+        low_B = np.full(len(task_B), low)
+        return self._ranks(rng, task_B, low_B, np.full_like(low_B, episodes), 1)[:, 0]
+
+    def _ranks(
+        self,
+        rng: np.random.Generator,
+        task_B: np.ndarray,
+        low_B: np.ndarray,
+        high_B: np.ndarray,
+        count: int,
+    ) -> np.ndarray:
+        """Ranks from low to high - 1, each drawn by itself, (B, count)."""
+        u_BN = rng.random((len(task_B), count))
+        if self._mass_KE is None:
+            return low_B[:, None] + (u_BN * (high_B - low_B)[:, None]).astype(int)
+        below_B, up_to_B = self._mass_KE[task_B, low_B], self._mass_KE[task_B, high_B]
+        mass_BN = below_B[:, None] + u_BN * (up_to_B - below_B)[:, None]
+        rank_BN = np.empty(u_BN.shape, int)
+        for k in np.unique(task_B):
+            rank_BN[task_B == k] = self._mass_KE[k].searchsorted(mass_BN[task_B == k], "right") - 1
+        return np.clip(rank_BN, low_B[:, None], high_B[:, None] - 1)
+
+    def _different(
+        self, rng: np.random.Generator, task: int, low: int, high: int, count: int
+    ) -> np.ndarray:
+        """Ascending ranks from low to high - 1, (count,): all different, or with replacement."""
+        share_E = None
+        if self._mass_KE is not None:
+            weight_E = np.diff(self._mass_KE[task, low : high + 1])
+            share_E = weight_E / weight_E.sum()
+        return low + np.sort(
+            rng.choice(high - low, size=count, replace=self.config.replacement, p=share_E)
+        )
 
     def _chain(self, rng: np.random.Generator, count: int) -> Chain:
-        """The best from the top `best_from`, the others below it, all different.
+        """The best from the top `best_from`, the others below it.
 
         With `spread` drawn, the others' ranks span a part of those below the best whose size is
         itself drawn: chains of good trajectories only, as a policy's own trials will be, come as
@@ -127,16 +177,17 @@ class ChainSampler:
         """
         task = int(rng.integers(len(self.ranked_KE)))
         ranked_E = self.ranked_KE[task]
-        episodes = len(ranked_E)
-        if self.config.best_from == 1 and self.config.spread == "full":  # the paper's: uniform
-            drawn = np.sort(rng.choice(episodes, size=count, replace=False))
-            return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[drawn]))
-        best = int(rng.integers(max(self._lowest(episodes), count - 1), episodes))
-        floor = 0
-        if self.config.spread == "drawn":
-            floor = min(int(best * rng.random()), best - (count - 1))
-        others = floor + np.sort(rng.choice(best - floor, size=count - 1, replace=False))
-        return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[[*others, best]]))
+        if self.config.best_from == 1 and self.config.spread == "full":  # the paper's: any N
+            ranks = self._different(rng, task, 0, len(ranked_E), count)
+        else:
+            best = int(self._best(rng, np.array([task]), count)[0])
+            floor = 0
+            if self.config.spread == "drawn":
+                floor = min(int(best * rng.random()), best - (count - 1))
+            # With replacement the best itself may be among them.
+            end, floor = best + self.config.replacement, max(floor, 0)
+            ranks = np.append(self._different(rng, task, floor, end, count - 1), best)
+        return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[ranks]))
 
     def batch(self, index: int) -> tuple[Steps, torch.Tensor]:
         """Micro-batch `index`: its steps, and which of them the loss counts (B, L)."""
@@ -156,14 +207,15 @@ def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, tor
     k_BN1, e_BN1 = windows.task[:, None, None], windows.episodes[..., None]
     t_BNW = windows.start[..., None] + np.arange(windows.length)
     returns_BN1 = store.returns[k_BN1, e_BN1]
+    own_BNW, reward_BNW = _by_task(store, windows.task, e_BN1, t_BNW)
     target_B11 = returns_BN1.max(axis=1, keepdims=True)
     reached_BNW = (t_BNW == store.steps - 1) & (returns_BN1 >= target_B11)
     missing_BN1 = (target_B11 - returns_BN1).astype(np.float32)
     arrays = {
-        "return_to_go": store.own_return_to_go[k_BN1, e_BN1, t_BNW] + missing_BN1,
-        "observation": store.observation[e_BN1, t_BNW],
-        "action": store.action[e_BN1, t_BNW],
-        "reward": store.reward[k_BN1, e_BN1, t_BNW],
+        "return_to_go": own_BNW + missing_BN1,
+        "observation": store.observation(e_BN1, t_BNW),
+        "action": store.action(e_BN1, t_BNW),
+        "reward": reward_BNW,
         "completion": reached_BNW.astype(np.float32),
         "timestep": t_BNW,
         "trajectory": np.zeros_like(t_BNW) + np.arange(N)[:, None],
@@ -174,6 +226,18 @@ def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, tor
     weight_NW = torch.from_numpy(hindsight.loss_weights(N, windows.length, loss_on))
     steps = Steps(**tensors, task=torch.from_numpy(windows.task))
     return steps, weight_NW.flatten().expand(B, L)
+
+
+def _by_task(
+    store: EpisodeStore, task_B: np.ndarray, e_BN1: np.ndarray, t_BNW: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Own returns-to-go and rewards (B, N, W), every chain's for its own task."""
+    own_BNW, reward_BNW = (np.empty(t_BNW.shape, np.float32) for _ in range(2))
+    for k in np.unique(task_B):
+        of_k = task_B == k
+        place = int(k), e_BN1[of_k], t_BNW[of_k]
+        own_BNW[of_k], reward_BNW[of_k] = store.return_to_go(*place), store.reward(*place)
+    return own_BNW, reward_BNW
 
 
 def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[Steps, torch.Tensor]:
@@ -187,8 +251,8 @@ def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[St
     B = len(chains)
     columns: dict[str, np.ndarray] = {
         "return_to_go": np.zeros((B, L), np.float32),
-        "observation": np.zeros((B, L, store.observation.shape[2]), np.float32),
-        "action": np.zeros((B, L, store.action.shape[2]), np.float32),
+        "observation": np.zeros((B, L, store.observation_size), np.float32),
+        "action": np.zeros((B, L, store.action_size), np.float32),
         "reward": np.zeros((B, L), np.float32),
         "completion": np.zeros((B, L), np.float32),
         "timestep": np.zeros((B, L), np.int64),
@@ -198,17 +262,17 @@ def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[St
     weight_BL = np.zeros((B, L), np.float32)
     for b, chain in enumerate(chains):
         N = len(chain.episodes)
-        ids = list(chain.episodes)
-        returns_N = store.returns[chain.task, ids]
-        reward_NT = store.reward[chain.task, ids]
+        e_N1, t_T = np.array(chain.episodes)[:, None], np.arange(T)
+        returns_N = store.returns[chain.task, e_N1[:, 0]]
+        reward_NT = store.reward(chain.task, e_N1, t_T)
         target = float(returns_N.max())
         gathered: dict[str, np.ndarray] = {
             "return_to_go": hindsight.returns_to_go(reward_NT, target),
-            "observation": store.observation[ids],
-            "action": store.action[ids],
+            "observation": store.observation(e_N1, t_T),
+            "action": store.action(e_N1, t_T),
             "reward": reward_NT,
             "completion": hindsight.completion(returns_N, target, T),
-            "timestep": np.broadcast_to(np.arange(T), (N, T)),
+            "timestep": np.broadcast_to(t_T, (N, T)),
             "trajectory": np.broadcast_to(np.arange(N)[:, None], (N, T)),
             "valid": np.ones((N, T), bool),
         }

@@ -1,15 +1,23 @@
-"""A domain's episodes in memory, relabelled with each task's reward, with their statistics."""
+"""What training learns from: chosen episodes of one or several algorithms, with their rewards."""
 
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from agentic import hindsight
-from agentic.episodes import Episode, buffer_dir, episode_files, read_episode
-from envs import TaskSpec, reward
+from agentic.config import DataConfig
+from agentic.episodes import buffer_dir
+from agentic.flat import FlatStore, read_index, store_path
+from agentic.ingest import ingest
+from agentic.relabel import Rewards, rewards
+from agentic.selection import Selection, parse_all
+from agentic.sources import Source, SourceFile, file_order, find_source
+from envs import TaskSpec
 
 QUANTILES = {
     "min": 0.0,
@@ -20,62 +28,152 @@ QUANTILES = {
     "p90": 0.9,
     "max": 1.0,
 }
-RELABEL_MODE = "with_control"  # the reward sees the action, as the simulator's own does
+DEFAULT = DataConfig()
+HELD_BYTES = 2**27  # of arrays on disk that may stay in this process's memory
+PAGES = 2**16  # that the system maps around a place that is read
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """Chosen rows of one algorithm's arrays.
+
+    Attributes:
+        name: the algorithm.
+        rows: (E,) indices into the arrays' first axis.
+        observation: (R, T+1, O) float32.
+        action: (R, T+1, A) float32; action[t+1] is taken in observation[t].
+        moments: (R, 2, O) float64, see `agentic.flat`.
+        rewards: of each task.
+        other_lengths: files left out since their episodes have another length, by length.
+        rejected: files left out since they hold no sound episode, with the reason.
+        flat: where the arrays come from, none if they were made in memory.
+    """
+
+    name: str
+    rows: np.ndarray
+    observation: np.ndarray
+    action: np.ndarray
+    moments: np.ndarray
+    rewards: tuple[Rewards, ...]
+    other_lengths: dict[int, int]
+    rejected: tuple[str, ...]
+    flat: FlatStore | None
+
+    @property
+    def summary(self) -> str:
+        """How many episodes were chosen, and what was left out."""
+        lengths = ", ".join(f"{n:,} of {steps}" for steps, n in sorted(self.other_lengths.items()))
+        text = f"{len(self.rows):,} episodes"
+        if lengths:
+            text += f"; left out for their number of steps: {lengths}"
+        if self.rejected:
+            text += f"; {len(self.rejected):,} bad files left out, the first: {self.rejected[0]}"
+        return text
+
+
 class EpisodeStore:
     """E whole episodes of T steps, for K tasks of one domain.
 
     Attributes:
         specs: the K tasks.
-        files: the E sources.
-        observation: (E, T, O) float32, s_0 .. s_{T-1}.
-        action: (E, T, A) float32, a_t taken in s_t.
-        reward: (K, E, T) float32, r_t earned by a_t.
+        parts: where the episodes are, one part after the other.
         returns: (K, E) float64.
     """
 
-    specs: tuple[TaskSpec, ...]
-    files: tuple[Path, ...]
-    observation: np.ndarray
-    action: np.ndarray
-    reward: np.ndarray
-    returns: np.ndarray
+    def __init__(self, specs: tuple[TaskSpec, ...], parts: tuple[Part, ...]) -> None:
+        self.specs = specs
+        self.parts = parts
+        self.returns = np.array(
+            [
+                np.concatenate([p.rewards[k].returns[p.rows] for p in parts])
+                for k in range(len(specs))
+            ]
+        )
+        self._part_E = np.repeat(np.arange(len(parts)), [len(p.rows) for p in parts])
+        self._row_E = np.concatenate([p.rows for p in parts])
+        self._read = 0  # bytes since the last release
 
     @property
     def episodes(self) -> int:
         """E."""
-        return len(self.files)
+        return len(self._row_E)
 
     @property
     def steps(self) -> int:
         """T."""
-        return self.action.shape[1]
+        return self.parts[0].action.shape[1] - 1
+
+    @property
+    def observation_size(self) -> int:
+        """O."""
+        return self.parts[0].observation.shape[2]
+
+    @property
+    def action_size(self) -> int:
+        """A."""
+        return self.parts[0].action.shape[2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays in memory."""
-        return self.observation.nbytes + self.action.nbytes + 2 * self.reward.nbytes
+        """Bytes of the arrays, on disk or in memory."""
+        step = self.observation_size + self.action_size + 2 * len(self.specs)
+        return 4 * step * self.episodes * self.steps
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of them that stay in this process's memory at most."""
+        return min(self.nbytes, HELD_BYTES)
+
+    def observation(self, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """s_t (..., O) float32, for indices that are broadcast against each other."""
+        return self._take([p.observation for p in self.parts], 0, episode, step)
+
+    def action(self, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """a_t (..., A) float32, taken in s_t."""
+        return self._take([p.action for p in self.parts], 1, episode, step)
+
+    def reward(self, task: int, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """r_t (...,) float32 of the task, earned by a_t."""
+        return self._take([p.rewards[task].reward for p in self.parts], 0, episode, step)
+
+    def return_to_go(self, task: int, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """The episode's own rewards from step t on (...,) float32."""
+        return self._take([p.rewards[task].return_to_go for p in self.parts], 0, episode, step)
+
+    def _take(
+        self, arrays: list[np.ndarray], shift: int, episode: np.ndarray, step: np.ndarray
+    ) -> np.ndarray:
+        """Steps of episodes; one gather for every part that they come from."""
+        flat = [a.reshape(-1, *a.shape[2:]) for a in arrays]
+        place = self._row_E[episode] * arrays[0].shape[1] + step + shift
+        if len(flat) == 1:
+            taken = np.take(flat[0], place, axis=0)
+        else:
+            part = np.broadcast_to(self._part_E[episode], place.shape)
+            taken = np.empty((*place.shape, *flat[0].shape[1:]), flat[0].dtype)
+            for p in np.unique(part):
+                taken[part == p] = np.take(flat[p], place[part == p], axis=0)
+        self._forget(taken.nbytes + PAGES * math.prod(place.shape[:-1]))
+        return taken
+
+    def _forget(self, read: int) -> None:
+        """Keeps what random reads have mapped within bounds, however large the files are."""
+        self._read += read
+        if self._read > HELD_BYTES:
+            self._read = 0
+            for part in self.parts:
+                if part.flat is not None:
+                    part.flat.release()
+                for task in part.rewards:
+                    task.release()
 
     @cached_property
-    def own_return_to_go(self) -> np.ndarray:
-        """(K, E, T) float32: each trajectory told to reach its own return."""
-        own = [
-            [
-                hindsight.returns_to_go(self.reward[k, e], self.returns[k, e])
-                for e in range(self.episodes)
-            ]
-            for k in range(len(self.specs))
-        ]
-        return np.array(own, np.float32)
-
     def observation_units(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation (+1e-6) of every observation entry, (O,) float32 each."""
-        flat = self.observation.reshape(-1, self.observation.shape[-1])
-        mean = flat.mean(axis=0, dtype=np.float64)
-        std = flat.std(axis=0, dtype=np.float64)
-        return mean.astype(np.float32), (std + 1e-6).astype(np.float32)
+        mean_EO, squares_EO = np.concatenate([p.moments[p.rows] for p in self.parts]).swapaxes(0, 1)
+        mean = mean_EO.mean(axis=0)
+        variance = squares_EO.mean(axis=0) / self.steps + np.square(mean_EO - mean).mean(axis=0)
+        return mean.astype(np.float32), (np.sqrt(variance) + 1e-6).astype(np.float32)
 
     def return_scale(self) -> np.ndarray:
         """(K,) each task's best return: returns-to-go become values in [0, 1]."""
@@ -84,45 +182,135 @@ class EpisodeStore:
 
     def return_quantiles(self) -> list[dict[str, float]]:
         """For each task the distribution of the episodes' returns, with its mean."""
-        tables = []
-        for row in self.returns:
-            quantiles = np.quantile(row, list(QUANTILES.values()))
-            table = {name: float(q) for name, q in zip(QUANTILES, quantiles, strict=True)}
-            tables.append(table | {"mean": float(row.mean())})
-        return tables
+        return [quantiles(row) | {"mean": float(row.mean())} for row in self.returns]
 
 
-def relabel(spec: TaskSpec, episode: Episode) -> np.ndarray:
-    """`spec`'s reward of every step, (T,) float32; row 0, the reset, has none."""
-    r = reward(
-        spec.name,
-        observation=episode.observation[1:],
-        action=episode.action[1:],
-        physics=episode.physics[1:],
+def quantiles(returns: np.ndarray) -> dict[str, float]:
+    """The distribution of returns by the names of `QUANTILES`."""
+    values = np.quantile(returns, list(QUANTILES.values()))
+    return {name: float(value) for name, value in zip(QUANTILES, values, strict=True)}
+
+
+def in_memory(
+    specs: tuple[TaskSpec, ...],
+    *,
+    observation_ETO: np.ndarray,
+    action_ETA: np.ndarray,
+    reward_KET: np.ndarray,
+) -> EpisodeStore:
+    """A store of given arrays."""
+    E, T, O = observation_ETO.shape
+    returns_KE = reward_KET.sum(axis=2, dtype=np.float64)
+    earned_KET = np.cumsum(reward_KET, axis=2, dtype=np.float64)
+    to_go_KET = returns_KE[..., None] - earned_KET + reward_KET
+    mean_EO = observation_ETO.mean(axis=1, dtype=np.float64)
+    squares_EO = np.square(observation_ETO - mean_EO[:, None]).sum(axis=1)
+    part = Part(
+        name="memory",
+        rows=np.arange(E),
+        observation=np.concatenate([observation_ETO, np.zeros((E, 1, O), np.float32)], axis=1),
+        action=np.concatenate([np.zeros_like(action_ETA[:, :1]), action_ETA], axis=1),
+        moments=np.stack([mean_EO, squares_EO], axis=1),
+        rewards=tuple(
+            Rewards(reward=r, return_to_go=g.astype(np.float32), returns=total)
+            for r, g, total in zip(reward_KET, to_go_KET, returns_KE, strict=True)
+        ),
+        other_lengths={},
+        rejected=(),
+        flat=None,
     )
-    return r.astype(np.float32)
+    return EpisodeStore(specs, (part,))
 
 
-def find_files(data_dir: Path, domain: str, algorithms: tuple[str, ...]) -> list[Path]:
-    """The npz episodes of these exploration algorithms.
+def load_store(
+    data_dir: str | Path,
+    specs: tuple[TaskSpec, ...],
+    algorithms: tuple[str, ...],
+    data: DataConfig = DEFAULT,
+    tell: Callable[[str], None] = lambda text: None,
+) -> EpisodeStore:
+    """The chosen episodes of the tasks' domain; ingests and relabels what is not yet.
+
+    Args:
+        data_dir: holds `<domain>/<algorithm>/buffer/*.npz` or `<domain>/<algorithm>.zip`.
+        specs: tasks of one domain.
+        algorithms: see `agentic.selection`.
+        data: what to do with unfit files, and how.
+        tell: says what is going on.
 
     Raises:
-        ValueError: an algorithm is named twice, or has no episodes; says what was looked for and
-            what is there instead.
+        ValueError: an algorithm has no episodes, or a file is unfit; says what was looked for, or
+            names the file.
     """
-    files: list[Path] = []
-    if len(set(algorithms)) < len(algorithms):
-        raise ValueError(f"algorithms: got {list(algorithms)}, expected each of them once")
-    for algorithm in algorithms:
-        directory = buffer_dir(data_dir, domain, algorithm)
-        found = episode_files(directory)
-        if not found:
-            raise ValueError(
-                f"data_dir: looked for {directory}/<name>_<index>_<length>.npz, "
-                f"expected ExoRL episodes, got {_what_is_there(directory)}"
-            )
-        files += found
-    return files
+    parts = [_part(Path(data_dir), choice, specs, data, tell) for choice in parse_all(algorithms)]
+    return EpisodeStore(specs, tuple(parts))
+
+
+def _part(
+    data_dir: Path,
+    selection: Selection,
+    specs: tuple[TaskSpec, ...],
+    data: DataConfig,
+    tell: Callable[[str], None],
+) -> Part:
+    spec, name = specs[0], selection.algorithm
+    path = store_path(Path(data.store_dir or data_dir), spec.domain, name)
+    workers = (os.cpu_count() or 1) if data.workers is None else data.workers
+    source = find_source(data_dir, spec.domain, name)
+    lengths: dict[int, int] = {}
+    if source is None and read_index(path, spec) is not None:  # npz files may go after an ingest
+        flat = FlatStore.open(path, spec)
+        names = selection.take(sorted(flat.rows, key=file_order), spec.episode_steps)
+    else:
+        whole, lengths = _whole_episodes(source, spec, data, data_dir, name)
+        wanted = selection.take(whole, spec.episode_steps)
+        assert source is not None, "else there were no episodes"
+        flat = ingest(
+            source, wanted, path, spec, on_bad_file=data.on_bad_file, workers=workers, tell=tell
+        )
+        names = [file.name for file in wanted]
+    rows = np.array([flat.rows[n] for n in names if n in flat.rows])
+    reasons = tuple(r.reason for r in flat.index.rejected if r.name in set(names))
+    if len(rows) == 0:
+        raise ValueError(
+            f"algorithms: none of the {len(names)} files of {name} is sound: {reasons[0]}"
+        )
+    return Part(
+        name=name,
+        rows=rows,
+        observation=flat.arrays["observation"],
+        action=flat.arrays["action"],
+        moments=flat.arrays["moments"],
+        rewards=tuple(rewards(flat, s, data.relabel, workers) for s in specs),
+        other_lengths=lengths,
+        rejected=reasons,
+        flat=flat,
+    )
+
+
+def _whole_episodes(
+    source: Source | None, spec: TaskSpec, data: DataConfig, data_dir: Path, algorithm: str
+) -> tuple[list[SourceFile], dict[int, int]]:
+    """The files of the task's length, and how many there are of others.
+
+    Raises:
+        ValueError: there are none, or of others where those are not to be skipped.
+    """
+    files = source.files if source is not None else ()
+    whole = [file for file in files if file.steps == spec.episode_steps]
+    others = [file for file in files if file.steps != spec.episode_steps]
+    if source is not None and others and data.on_other_length == "error":
+        raise ValueError(
+            f"{source.path(others[0])}: {others[0].steps} steps, expected {spec.episode_steps} for "
+            f"{spec.domain}; data.on_other_length=skip leaves out the {len(others):,} such files"
+        )
+    if not whole:
+        directory = buffer_dir(data_dir, spec.domain, algorithm)
+        raise ValueError(
+            f"data_dir: looked for {directory}/<name>_<index>_{spec.episode_steps}.npz or "
+            f"{directory.parent}.zip, expected ExoRL episodes, got {_what_is_there(directory)}"
+        )
+    return whole, dict(Counter(file.steps for file in others))
 
 
 def _what_is_there(directory: Path) -> str:
@@ -132,35 +320,6 @@ def _what_is_there(directory: Path) -> str:
         place = place.parent
     names = sorted(p.name for p in place.iterdir())[:5] if place.is_dir() else []
     return f"{place} with {', '.join(names) if names else 'nothing in it'}"
-
-
-def load_store(
-    data_dir: str | Path, specs: tuple[TaskSpec, ...], algorithms: tuple[str, ...]
-) -> EpisodeStore:
-    """Reads, checks and relabels all episodes of the tasks' domain.
-
-    Raises:
-        ValueError: no episodes, or one that is not whole and sound; names the file.
-    """
-    files = find_files(Path(data_dir), specs[0].domain, algorithms)
-    shape = (len(files), specs[0].episode_steps)
-    observation = np.empty((*shape, specs[0].observation_size), np.float32)
-    action = np.empty((*shape, specs[0].action_size), np.float32)
-    rewards = np.empty((len(specs), *shape), np.float32)
-    for i, path in enumerate(tqdm(files, desc="reading episodes", disable=None, leave=False)):
-        episode = read_episode(path, specs[0])
-        observation[i] = episode.observation[:-1]
-        action[i] = episode.action[1:]
-        for k, spec in enumerate(specs):
-            rewards[k, i] = relabel(spec, episode)
-    return EpisodeStore(
-        specs=specs,
-        files=tuple(files),
-        observation=observation,
-        action=action,
-        reward=rewards,
-        returns=rewards.sum(axis=2, dtype=np.float64),
-    )
 
 
 def split(store: EpisodeStore, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -32,13 +32,14 @@ def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
             f"{wanted.recipe}, at most {wanted.seconds:.0f} s or {wanted.episodes} episodes"
         )
         print_worth(collect(wanted, data_dir, config.seed), console)
-    return load_store(data_dir, specs, config.algorithms or (wanted.recipe,))
+    algorithms = config.algorithms or (wanted.recipe,)
+    return load_store(data_dir, specs, algorithms, config.data, console.print)
 
 
 def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
     """A fresh model in the units of the data."""
     model = AgenticTransformer(spec)
-    mean, std = store.observation_units()
+    mean, std = store.observation_units
     model.set_units(observation_mean=mean, observation_std=std, return_scale=store.return_scale())
     return model
 

@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer
 from agentic.sampler import ChainSampler
 from agentic.store import EpisodeStore
+from agentic.stream import ChainStream
 from agentic.tokens import Steps
 
 VALIDATION_BATCHES = 4
@@ -99,7 +101,7 @@ class Trainer:
             weight_decay=config.optimizer.weight_decay,
         )
         accumulate = config.optimizer.accumulate
-        self.sampler = ChainSampler(
+        sampler = ChainSampler(
             store,
             training,
             config.chain,
@@ -107,6 +109,7 @@ class Trainer:
             seed=config.seed,
             window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
         )
+        self.stream = ChainStream(sampler, threads=config.data.prefetch)
         self.held_out = len(held_out)
         self.validation: ChainSampler | None = None
         if len(held_out) >= config.chain.trajectories:
@@ -141,6 +144,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "averaged": self.averaged.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "stream": self.stream.state_dict(),
             "torch_rng": rng,
             "best": self.best,
         }
@@ -171,6 +175,9 @@ class Trainer:
         self.averaged.module.load_state_dict(state["averaged"])
         self.averaged.n_averaged.fill_(self.step)
         self.optimizer.load_state_dict(state["optimizer"])
+        # Checkpoints from before there was a stream had taken so many.
+        taken = self.step * self.config.optimizer.accumulate
+        self.stream.load_state_dict(state.get("stream", {"position": taken}))
         torch.set_rng_state(state["torch_rng"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["torch_rng"]:
             torch.cuda.set_rng_state(state["torch_rng"]["cuda"], self.device)
@@ -180,6 +187,7 @@ class Trainer:
         config, clocks = self.config, self.config.clocks
         seconds, tokens = 0.0, 0
         with (
+            closing(self.stream),
             Interrupt() as interrupt,
             tqdm(
                 total=config.steps,
@@ -221,8 +229,8 @@ class Trainer:
         self.model.train()
         accumulate = self.config.optimizer.accumulate
         loss, tokens = 0.0, 0
-        for micro in range(self.step * accumulate, (self.step + 1) * accumulate):
-            steps, weight_BL = self.sampler.batch(micro)
+        for _ in range(accumulate):
+            steps, weight_BL = next(self.stream)
             tokens += int(steps.valid.sum()) * self.model.spec.tokens_per_step
             batch_loss = self._loss(self.model, steps, weight_BL) / accumulate
             batch_loss.backward()
@@ -312,7 +320,7 @@ class Trainer:
     def _histograms(self, log: MetricLog) -> None:
         for name, parameter in self.model.named_parameters():
             log.histogram(self.step, f"weights/{name}", parameter)
-        steps, _ = self.sampler.batch(self.step * self.config.optimizer.accumulate)
+        steps, _ = self.stream.sampler.batch(self.stream.position)
         normal = self.model.normalise(steps.to(self.device))
         for name in ("return_to_go", "observation", "action", "reward"):
             log.histogram(self.step, f"data/{name}", getattr(normal, name))

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from agentic.budget import VARIANTS, budget_of
 from agentic.config import TrainConfig, build
 from agentic.runs import model_spec
-from agentic.store import EpisodeStore
+from agentic.store import EpisodeStore, in_memory
 from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure
@@ -114,13 +114,11 @@ def random_store(episodes: int, steps: int) -> EpisodeStore:
     task = TASKS["cartpole_swingup"]
     rng = np.random.default_rng(0)
     reward_KET = rng.random((1, episodes, steps), np.float32)
-    return EpisodeStore(
-        specs=(task,),
-        files=tuple(Path(f"{e}.npz") for e in range(episodes)),
-        observation=rng.standard_normal((episodes, steps, task.observation_size), np.float32),
-        action=rng.random((episodes, steps, task.action_size), np.float32),
-        reward=reward_KET,
-        returns=reward_KET.sum(axis=2, dtype=np.float64),
+    return in_memory(
+        (task,),
+        observation_ETO=rng.standard_normal((episodes, steps, task.observation_size), np.float32),
+        action_ETA=rng.random((episodes, steps, task.action_size), np.float32),
+        reward_KET=reward_KET,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from agentic.config import LayerConfig, ModelConfig, TokensConfig
 from agentic.episodes import Episode, buffer_dir, write_episode
 from agentic.model import AgenticTransformer, ModelSpec
-from agentic.store import EpisodeStore
+from agentic.store import EpisodeStore, in_memory
 from agentic.tokens import Steps
 from envs import TASKS, TaskSpec
 
@@ -57,13 +57,11 @@ def make_store(returns: list[float], steps: int = 4, tasks: int = 1) -> EpisodeS
     for k in range(tasks):  # every further task turns the ranking round
         reward_KET[k] = (np.array(returns) * (-1) ** k / steps)[:, None]
     place = np.arange(E * steps, dtype=np.float32).reshape(E, steps, 1)
-    return EpisodeStore(
-        specs=specs,
-        files=tuple(Path(f"{e}.npz") for e in range(E)),
-        observation=np.repeat(place, O, axis=2),
-        action=np.repeat(place / (E * steps), A, axis=2),
-        reward=reward_KET,
-        returns=reward_KET.sum(axis=2, dtype=np.float64),
+    return in_memory(
+        specs,
+        observation_ETO=np.repeat(place, O, axis=2),
+        action_ETA=np.repeat(place / (E * steps), A, axis=2),
+        reward_KET=reward_KET,
     )
 
 

@@ -184,3 +184,55 @@ def test_drawn_spread_holds_with_any_best():
     store = make_store([float(r) for r in range(20)])
     full, drawn = (_sampler(store, best_from=1.0, spread=spread) for spread in ("full", "drawn"))
     assert [full.draw(i) for i in range(20)] != [drawn.draw(i) for i in range(20)]
+
+
+def test_return_weighted_draws_follow_the_returns():
+    store = make_store([0.0, 1.0, 2.0, 3.0, 4.0])
+    weight = np.array([0.04, 1, 2, 3, 4])
+    sampler = _sampler(store, weighting="return", trajectories=1)
+    drawn = [sampler.draw(i)[0].episodes[0] for i in range(4000)]
+    share = np.bincount(drawn, minlength=5) / 4000
+    assert share == pytest.approx(weight / weight.sum(), abs=0.03)
+    windows = [
+        _sampler(store, weighting="return", trajectories=1, window_share=1.0).draw(i)
+        for i in range(400)
+    ]
+    drawn = np.concatenate([w.episodes[:, -1] for w in windows])
+    assert np.bincount(drawn, minlength=5) / len(drawn) == pytest.approx(
+        weight / weight.sum(), abs=0.04
+    )
+
+
+def test_return_weighted_chains_keep_the_order_and_the_best():
+    store = make_store([float(r) for r in range(20)], tasks=2)
+    sampler = _sampler(store, weighting="return", best_from=0.2, spread="drawn")
+    chains = [sampler.draw(i)[0] for i in range(300)]
+    for chain in chains:
+        returns = store.returns[chain.task, list(chain.episodes)]
+        assert len(set(chain.episodes)) == 3
+        assert list(returns) == sorted(returns)
+        assert returns[-1] in np.sort(store.returns[chain.task])[-4:]
+    assert {chain.task for chain in chains} == {0, 1}
+    plain = [_sampler(store, best_from=0.2).draw(i)[0] for i in range(300)]
+    worst, usual = (
+        np.mean([store.returns[c.task, c.episodes[0]] - store.returns[c.task].min() for c in cs])
+        for cs in (chains, plain)
+    )
+    assert worst > usual + 2
+
+
+def test_equal_returns_have_equal_weights():
+    sampler = _sampler(make_store([2.0] * 4), weighting="return", trajectories=1)
+    assert {sampler.draw(i)[0].episodes[0] for i in range(100)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("best_from", [1.0, 0.5])
+def test_with_replacement_a_trajectory_may_come_twice(best_from):
+    store = make_store([1.0, 2.0])
+    sampler = _sampler(store, replacement=True, best_from=best_from)
+    chains = {sampler.draw(i)[0].episodes for i in range(100)}
+    assert all(list(chain) == sorted(chain) for chain in chains)
+    assert {(0, 1, 1), (1, 1, 1), (0, 0, 1)} <= chains
+    assert (best_from == 1.0) == ((0, 0, 0) in chains)
+    windows = _sampler(store, replacement=True, best_from=best_from, window_share=1.0).draw(0)
+    assert windows.episodes.shape[1] == 3

@@ -1,9 +1,16 @@
+import shutil
+
 import numpy as np
 import pytest
+import torch
 from conftest import make_episode, make_store
 
+from agentic.config import ChainConfig, DataConfig
 from agentic.episodes import buffer_dir, write_episode
-from agentic.store import load_store, relabel, split
+from agentic.flat import FlatStore
+from agentic.relabel import relabel
+from agentic.sampler import ChainSampler
+from agentic.store import HELD_BYTES, load_store, split
 from envs import TASKS, EnvPool, expand
 
 CARTPOLE = (TASKS["cartpole_swingup"],)
@@ -11,13 +18,118 @@ CARTPOLE = (TASKS["cartpole_swingup"],)
 
 def test_load_aligns_rows(cartpole_data):
     store = load_store(cartpole_data, CARTPOLE, ("td3",))
-    episode = make_episode(CARTPOLE[0], 3)
+    episode, r_T = make_episode(CARTPOLE[0], 3), relabel(CARTPOLE[0], make_episode(CARTPOLE[0], 3))
+    every = np.arange(1000)
+    assert (store.episodes, store.steps) == (12, 1000)
+    assert np.array_equal(store.observation(np.array(3), every), episode.observation[:-1])
+    assert np.array_equal(store.action(np.array(3), every), episode.action[1:])
+    assert np.array_equal(store.reward(0, np.array(3), every), r_T)
+    assert store.returns[0, 3] == r_T.sum(dtype=np.float64)
+    to_go_T = np.cumsum(r_T[::-1], dtype=np.float64)[::-1]
+    assert store.return_to_go(0, np.array(3), every) == pytest.approx(to_go_T, rel=1e-6)
+
+
+def test_units_are_those_of_the_observations_acted_in(cartpole_data):
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
+    acted_in = [make_episode(CARTPOLE[0], i).observation[:-1] for i in range(12)]
+    mean, std = store.observation_units
+    assert mean == pytest.approx(np.concatenate(acted_in).mean(axis=0), abs=1e-6)
+    assert std == pytest.approx(np.concatenate(acted_in).std(axis=0), rel=1e-5)
+
+
+@pytest.fixture
+def two_algorithms(cartpole_data):
+    """Beside `td3`, `rnd` with four other episodes, numbered against the order of their names."""
+    directory = buffer_dir(cartpole_data, "cartpole", "rnd")
+    directory.mkdir(parents=True)
+    for i in range(4):
+        name = f"2022010{9 - i}T000000_{i}_1000.npz"
+        write_episode(directory / name, make_episode(CARTPOLE[0], 100 + i))
+    return cartpole_data
+
+
+def test_algorithms_are_mixed_with_a_part_of_each(two_algorithms):
+    store = load_store(two_algorithms, CARTPOLE, ("rnd:first_50%", "td3:even_3k"))
+    taken = [make_episode(CARTPOLE[0], i) for i in (100, 101, 2, 6, 10)]
+    assert [len(part.rows) for part in store.parts] == [2, 3]
+    e_EN, t_N = np.array([[4, 0, 2, 1, 3]]), np.array([0, 999, 17, 4, 5])
+    expected = [[taken[e].action[t + 1] for e, t in zip(e_EN[0], t_N, strict=True)]]
+    assert np.array_equal(store.action(e_EN, t_N), expected)
+    assert store.returns[0, 2] == relabel(CARTPOLE[0], taken[2]).sum(dtype=np.float64)
+
+
+def test_mixed_chains_are_those_of_one_folder(two_algorithms, tmp_path):
+    config = ChainConfig(
+        trajectories=3,
+        count="uniform",
+        window_fraction=0.0,
+        window_share=0.5,
+        window_steps=50,
+        best_from=0.5,
+        spread="drawn",
+        loss_on="last",
+    )
+    mixed = load_store(two_algorithms, CARTPOLE, ("td3", "rnd"))
+    directory = buffer_dir(tmp_path / "one", "cartpole", "all")
+    directory.mkdir(parents=True)
+    for e in range(16):
+        episode = make_episode(CARTPOLE[0], e if e < 12 else 88 + e)
+        write_episode(directory / f"episode_{e:06d}_1000.npz", episode)
+    one = load_store(tmp_path / "one", CARTPOLE, ("all",))
+    samplers = [
+        ChainSampler(store, np.arange(16), config, batch_steps=3000, seed=5)
+        for store in (mixed, one)
+    ]
+    for i in range(8):
+        (steps, weight_BL), (other, other_BL) = (sampler.batch(i) for sampler in samplers)
+        assert torch.equal(weight_BL, other_BL)
+        for name, value in vars(steps).items():
+            assert torch.equal(value, getattr(other, name)), name
+
+
+def test_reads_are_forgotten_now_and_then(cartpole_data, monkeypatch):
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
+    released = []
+    monkeypatch.setattr(FlatStore, "release", lambda self: released.append(self.path))
+    every = np.arange(1000)
+    for _ in range(HELD_BYTES // (1000 * 20) + 1):
+        store.observation(np.array([3]), every)
+    assert len(released) == 4  # every read counts for its bytes and the 64 KiB mapped around it
+
+
+def test_lengths_other_than_the_tasks_are_counted_or_refused(cartpole_data):
+    directory = buffer_dir(cartpole_data, "cartpole", "td3")
+    short = make_episode(CARTPOLE[0], 1, steps=37)
+    for index in (12, 13):
+        write_episode(directory / f"episode_{index:06d}_37.npz", short)
+    write_episode(directory / "episode_000014_0.npz", make_episode(CARTPOLE[0], 1, steps=0))
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
     assert store.episodes == 12
-    assert store.steps == 1000
-    assert np.array_equal(store.observation[3], episode.observation[:-1])
-    assert np.array_equal(store.action[3], episode.action[1:])
-    assert np.array_equal(store.reward[0, 3], relabel(CARTPOLE[0], episode))
-    assert store.returns[0, 3] == store.reward[0, 3].sum(dtype=np.float64)
+    assert store.parts[0].summary == (
+        "12 episodes; left out for their number of steps: 1 of 0, 2 of 37"
+    )
+    strict = DataConfig(on_other_length="error")
+    with pytest.raises(ValueError, match=r"episode_000012_37.npz: 37 steps, expected 1000.*the 3"):
+        load_store(cartpole_data, CARTPOLE, ("td3",), strict)
+
+
+def test_the_npz_files_may_go_after_an_ingest(cartpole_data):
+    before = load_store(cartpole_data, CARTPOLE, ("td3:even_3k",))
+    load_store(cartpole_data, CARTPOLE, ("td3",))
+    shutil.rmtree(buffer_dir(cartpole_data, "cartpole", "td3"))
+    after = load_store(cartpole_data, CARTPOLE, ("td3:even_3k",))
+    assert np.array_equal(before.returns, after.returns)
+
+
+def test_a_store_elsewhere_leaves_the_download_alone(cartpole_data, tmp_path):
+    data = DataConfig(store_dir=str(tmp_path / "elsewhere"))
+    load_store(cartpole_data, CARTPOLE, ("td3",), data)
+    assert not (cartpole_data / "cartpole" / "td3" / "store").exists()
+    assert (tmp_path / "elsewhere" / "cartpole" / "td3" / "store" / "index.json").is_file()
+    (tmp_path / "file").touch()
+    blocked = DataConfig(store_dir=str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="data.store_dir: cannot write .*file"):
+        load_store(cartpole_data, CARTPOLE, ("td3",), blocked)
 
 
 @pytest.mark.parametrize("task", ["cartpole_swingup", "walker_walk"])
@@ -82,7 +194,7 @@ def test_statistics_by_hand():
     (row,) = store.return_quantiles()
     assert (row["min"], row["median"], row["max"], row["mean"]) == (0.0, 4.0, 8.0, 4.0)
     assert store.return_scale().tolist() == [8.0]
-    mean, std = store.observation_units()
+    mean, std = store.observation_units
     assert mean.tolist() == [5.5] * 3
     assert std == pytest.approx(np.full(3, np.arange(12).std()), rel=1e-5)
 

@@ -133,7 +133,10 @@ def test_a_checkpoint_older_than_a_setting_is_resumed(tmp_path):
     for name in ("block_query", "block_key", "block_rows"):
         del state["config"]["layer"][name]
         del state["spec"]["layer"][name]
+    del state["config"]["data"], state["stream"]
+    state["step"] = 3
     trainer.load_state(state)
+    assert trainer.stream.position == 3 * trainer.config.optimizer.accumulate
 
 
 def test_other_data_are_refused_on_resume(tmp_path):
@@ -155,7 +158,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path):
     trainer = _trainer(tmp_path)
     _run(trainer)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    trainer.store.action[:] = np.nan
+    trainer.store.parts[0].action[:] = np.nan
+    trainer.stream.load_state_dict(trainer.stream.state_dict())  # forgets what was made ahead
     with pytest.raises(ValueError, match="step 12: loss nan"):
         trainer.update()
     for name, value in trainer.model.state_dict().items():
@@ -205,7 +209,7 @@ def test_accumulation_is_the_mean_of_its_micro_batches(tmp_path):
     trainer = _trainer(tmp_path)
     trainer.model.eval()
     trainer.model.train = lambda: trainer.model  # no dropout: the two ways draw differently
-    losses = [trainer._loss(trainer.model, *trainer.sampler.batch(i)) for i in range(2)]
+    losses = [trainer._loss(trainer.model, *trainer.stream.sampler.batch(i)) for i in range(2)]
     expected = torch.autograd.grad(
         sum(losses) / 2, list(trainer.model.parameters()), allow_unused=True
     )

@@ -1,0 +1,138 @@
+import os
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_episode, make_store
+
+from agentic import store as store_module
+from agentic.config import ChainConfig
+from agentic.flat import FlatWriter, Index, store_path, write_index
+from agentic.sampler import ChainSampler, Windows
+from agentic.stream import ChainStream
+from envs import TASKS
+
+CONFIG = ChainConfig(
+    trajectories=3,
+    count="uniform",
+    window_fraction=0.0,
+    window_share=0.3,
+    window_steps=12,
+    best_from=0.5,
+    spread="drawn",
+    loss_on="last",
+)
+
+
+class Recorder(ChainSampler):
+    """Hands out the ids of a micro-batch's chains in place of its arrays."""
+
+    def batch(self, index):
+        drawn = self.draw(index)
+        if isinstance(drawn, Windows):
+            return [(int(k), *map(int, e)) for k, e in zip(drawn.task, drawn.episodes, strict=True)]
+        return [(chain.task, *chain.episodes) for chain in drawn]
+
+
+def _stream(cls=Recorder, **options):
+    store = make_store([float(r) for r in range(40)], tasks=2)
+    sampler = cls(store, np.arange(40), CONFIG, batch_steps=12, seed=3)
+    return ChainStream(sampler, **options)
+
+
+def _take(streams, rounds):
+    """What ranks in step take, in the order of the micro-batches."""
+    return [next(stream) for _ in range(rounds) for stream in streams]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_next_thousand_chains_are_the_same_after_save_and_load(threads, ranks):
+    straight = _stream()
+    expected = [next(straight) for _ in range(12 + 600)]
+    assert sum(map(len, expected[12:])) > 1000
+    first = [_stream(rank=r, ranks=ranks, threads=threads) for r in range(ranks)]
+    assert _take(first, 12 // ranks) == expected[:12]
+    (state,) = {tuple(stream.state_dict().items()) for stream in first}
+    for stream in first:
+        stream.close()
+    # Resumed with other numbers of ranks and threads than it was saved with.
+    for other_ranks, other_threads in ((ranks, threads), (4, 0), (1, 2)):
+        resumed = [
+            _stream(rank=r, ranks=other_ranks, threads=other_threads) for r in range(other_ranks)
+        ]
+        for stream in resumed:
+            stream.load_state_dict(dict(state))
+        assert _take(resumed, 600 // other_ranks) == expected[12:]
+        for stream in resumed:
+            stream.close()
+
+
+def test_a_stream_goes_back_to_a_state_in_the_middle_of_its_work():
+    stream = _stream(threads=2)
+    state = stream.state_dict()
+    first = [next(stream) for _ in range(5)]
+    stream.load_state_dict(state)
+    assert [next(stream) for _ in range(5)] == first
+    stream.close()
+
+
+def test_threads_hand_out_the_very_arrays():
+    for here, ahead in zip(range(30), _stream(ChainSampler, threads=3), strict=False):
+        steps, weight_BL = _stream(ChainSampler).sampler.batch(here)
+        assert torch.equal(ahead[1], weight_BL)
+        for name, value in vars(steps).items():
+            assert torch.equal(getattr(ahead[0], name), value), name
+
+
+def test_an_error_of_a_thread_is_the_streams_own():
+    stream = _stream(ChainSampler, threads=1)
+    stream.sampler.store = None
+    with pytest.raises(AttributeError):
+        next(stream)
+    stream.close()
+
+
+def test_memory_stays_flat_over_a_thousand_batches_of_four_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "HELD_BYTES", 2**24)
+    spec, episodes = TASKS["walker_walk"], 800
+    store = _random_store(tmp_path, spec, episodes)
+    size = store.nbytes
+    sampler = ChainSampler(store, np.arange(episodes), CONFIG, batch_steps=3000, seed=0)
+    stream = ChainStream(sampler, threads=4)
+    resident = []
+    for i in range(1000):
+        next(stream)
+        if i % 50 == 49:
+            resident.append(_resident_bytes())
+    stream.close()
+    assert size > 0.15 * resident[0]  # keeping all that is read could not be overlooked
+    assert max(resident[2:]) < 1.05 * resident[1]
+
+
+def _random_store(path, spec, episodes):
+    """A flat store of noise on disk."""
+    folder = store_path(path, spec.domain, "noise")
+    folder.mkdir(parents=True)
+    names = tuple(f"episode_{e:06d}_{spec.episode_steps}.npz" for e in range(episodes))
+    with FlatWriter(folder, spec) as writer:
+        writer.resize(episodes)
+        checksums = tuple(writer.write(e, make_episode(spec, e)) for e in range(episodes))
+    zeros = (0,) * episodes
+    index = Index(
+        domain=spec.domain,
+        algorithm="noise",
+        source="nowhere",
+        finished=True,
+        names=names,
+        sizes=zeros,
+        stamps=zeros,
+        checksums=checksums,
+    )
+    write_index(folder, index)
+    return store_module.load_store(path, (spec,), ("noise",))
+
+
+def _resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
