@@ -41,9 +41,10 @@ def _fails(returncode: int, errors: str, *words: str) -> None:
 
 
 @pytest.fixture
-def main(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+def main(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str]]:
     """The same without a process of its own: exit code and standard error."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # what the command sets goes with the test
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))  # not at home
     monkeypatch.setenv("MUJOCO_GL", os.environ.get("MUJOCO_GL", "disable"))
 
     def call(cwd: Path, *arguments: str) -> tuple[int, str]:
