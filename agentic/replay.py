@@ -18,10 +18,10 @@ difference from the next stored state, over positions and velocities
 state, open loop: the same, with all actions played from the first state on, never corrected
 observation: of every stored state, computed again (jaco's torques: of the step that led there)
 reward: the simulator's own, against the one computed from the stored state
-All are rounding (below 1e-6; cheetah's open loop up to 1e-3) for this very MuJoCo. Data of an older \
-one differ a little after one step, and open loop amplifies that up to another movement: no fault, \
-training reads the stored states. Large differences of observations or rewards mean files of another \
-task or layout."""
+All are rounding (below 1e-6; cheetah's open loop up to 1e-3) for this very MuJoCo. Data of an \
+older one differ a little after one step, and open loop amplifies that up to another movement: no \
+fault, training reads the stored states. Large differences of observations or rewards mean files \
+of another task or layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
