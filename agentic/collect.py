@@ -1,13 +1,13 @@
 """agentic-collect: exploration episodes of a task's domain, in ExoRL's files."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from agentic.collector import collect, print_worth
-from agentic.config import MAX_SEED, CollectConfig, TaskConfig, build
+from agentic.collector import collect, print_worth, worth
+from agentic.config import MAX_SEED, CollectConfig, RndConfig, TaskConfig, build
 from agentic.entry import run
 from agentic.episodes import buffer_dir
 from envs import expand
@@ -23,6 +23,7 @@ class CollectCommand:
     episodes: int
     seconds: float
     workers: int
+    rnd: RndConfig
     data_dir: str
     seed: int
 
@@ -34,8 +35,7 @@ class CollectCommand:
 def command(values: dict[str, Any]) -> None:
     """Collects, and shows what the data are worth."""
     asked = build(CollectCommand, values)
-    limits = {name: asdict(asked)[name] for name in CollectConfig.__dataclass_fields__}
-    config = CollectConfig(**limits)
+    config = CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
     (spec,) = expand(config.reward_task)
     console = Console()
     console.print(
@@ -43,7 +43,11 @@ def command(values: dict[str, Any]) -> None:
         f"{buffer_dir(Path(asked.data_dir), spec.domain, config.recipe)}, "
         f"until {config.episodes} episodes or {config.seconds:.0f} seconds"
     )
-    returns = collect(config, Path(asked.data_dir), asked.seed)
+    try:
+        returns = collect(config, Path(asked.data_dir), asked.seed)
+    except KeyboardInterrupt:
+        print_worth(worth(config, Path(asked.data_dir)), console)
+        raise
     print_worth(returns, console)
 
 

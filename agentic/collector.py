@@ -18,6 +18,7 @@ from agentic.episodes import (
     FILE_NAME,
     buffer_dir,
     episode_files,
+    read_episode,
     write_atomically,
     write_episode,
 )
@@ -91,11 +92,11 @@ def unfinished(config: CollectConfig, data_dir: Path) -> bool:
 def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.ndarray]:
     """Explores until a limit is reached; adds to what the folder already holds.
 
-    An interrupted collection goes on where it stopped: the limits count what it had collected, the
-    learner starts anew with another seed.
+    An interrupted collection goes on where it stopped: the limits count what it had collected, and
+    the seed is another one. The learner of rnd goes on; that of td3 starts anew.
 
     Returns:
-        The new episodes' returns for every task of the domain.
+        What the round is worth, see `worth`.
 
     Raises:
         ValueError: an unknown recipe, a folder that cannot be written or is in use.
@@ -109,12 +110,13 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
     except OSError as error:
         raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
     with _locked(directory.parent):
-        return _collect(config, data_dir, directory, spec, seed)
+        _collect(config, data_dir, directory, spec, seed)
+    return worth(config, data_dir)
 
 
 def _collect(
     config: CollectConfig, data_dir: Path, directory: Path, spec: TaskSpec, seed: int
-) -> dict[str, np.ndarray]:
+) -> None:
     note = record_path(data_dir, spec.domain, config.recipe)
     existing = episode_files(directory)
     last = read_record(note)
@@ -138,6 +140,8 @@ def _collect(
         write_atomically(note, (json.dumps(content, indent=1) + "\n").encode())
 
     session_seed = int(np.random.SeedSequence([seed, before.sessions]).generate_state(1)[0])
+    # Before the note: a learner that does not fit is refused, and nothing has begun.
+    exploring = stream(config.recipe, spec, session_seed, config.workers, config.rnd, note.parent)
     write_note(False, 0.0)
     specs = domain_tasks(spec.domain)
     returns: list[list[float]] = []
@@ -145,7 +149,7 @@ def _collect(
     began = time.monotonic()
     finished = False
     with (
-        closing(stream(config.recipe, spec, session_seed, config.workers)) as arriving,
+        closing(exploring) as arriving,
         tqdm(total=episodes, desc=f"collecting {spec.domain}", unit="ep", disable=None) as bar,
     ):
         try:
@@ -160,7 +164,6 @@ def _collect(
                     break
         finally:
             write_note(finished, time.monotonic() - began)
-    return {s.name: np.array(returns)[:, i] for i, s in enumerate(specs)}
 
 
 def _index(path: Path) -> str:
@@ -181,9 +184,29 @@ def _show(
     bar.update()
 
 
+def worth(config: CollectConfig, data_dir: Path) -> dict[str, np.ndarray]:
+    """Returns of the folder's last round, all its sessions', for every task of the domain.
+
+    Raises:
+        ValueError: a file or the note is damaged.
+    """
+    (spec,) = expand(config.reward_task)
+    last = read_record(record_path(data_dir, spec.domain, config.recipe))
+    files = episode_files(buffer_dir(data_dir, spec.domain, config.recipe))
+    returns: dict[str, list[float]] = {s.name: [] for s in domain_tasks(spec.domain)}
+    for path in files[last.first if last else 0 :]:
+        episode = read_episode(path, spec)
+        for s in domain_tasks(spec.domain):
+            returns[s.name].append(float(relabel(s, episode).sum()))
+    return {name: np.array(values) for name, values in returns.items()}
+
+
 def print_worth(returns: dict[str, np.ndarray], console: Console) -> None:
-    """What the collected episodes are worth for each task of the domain."""
-    table = Table(title=f"{len(next(iter(returns.values())))} episodes: returns by task")
+    """What the collected episodes are worth for each task of the domain; nothing for none."""
+    episodes = len(next(iter(returns.values())))
+    if episodes == 0:
+        return
+    table = Table(title=f"{episodes} episodes: returns by task")
     for heading in ("task", *QUANTILES):
         table.add_column(heading, justify="left" if heading == "task" else "right")
     for task, values in returns.items():

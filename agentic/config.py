@@ -5,7 +5,10 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
 
 from envs import expand
 
@@ -39,7 +42,7 @@ def build(cls: type[T], values: object, field: str = "") -> T:
     for name, f in known.items():
         if name in values:
             arguments[name] = _convert(hints[name], values[name], prefix + name)
-        elif f.default is dataclasses.MISSING:
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ValueError(f"{prefix}{name}: missing, expected {_spell(hints[name])}")
     return cls(**arguments)
 
@@ -82,14 +85,56 @@ def _between(field: str, value: float, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RndConfig:
+    """Sizes and rates of the recipe rnd; values in configs/rnd/."""
+
+    environments: int  # played in lockstep
+    seed_steps: int  # environment steps of uniform actions before learning
+    hidden: int  # width of actor and critics
+    novelty_hidden: int  # width of predictor and random target
+    novelty_size: int  # their outputs
+    batch: int
+    updates_per_step: float  # per environment step
+    learning_rate: float
+    gamma: float
+    n_steps: int  # between an observation and the one whose value is bootstrapped from
+    tau: float  # target update rate
+    noise: float  # standard deviation of the truncated normal around the actor's mean
+    noise_clip: float  # of the noise in updates
+    replay_capacity: int  # transitions
+
+    def __post_init__(self) -> None:
+        for name in ("environments", "hidden", "novelty_hidden", "novelty_size"):
+            _at_least(f"rnd.{name}", getattr(self, name), 1)
+        _at_least("rnd.seed_steps", self.seed_steps, 0)
+        _at_least("rnd.batch", self.batch, 2)  # one observation has no variance
+        _at_least("rnd.updates_per_step", self.updates_per_step, 0)
+        if not self.learning_rate > 0:
+            raise ValueError(f"rnd.learning_rate: got {self.learning_rate}, expected above 0")
+        _between("rnd.gamma", self.gamma, 0, 1)
+        _between("rnd.n_steps", self.n_steps, 1, 250)  # the shortest episodes
+        _between("rnd.tau", self.tau, 0, 1)
+        _at_least("rnd.noise", self.noise, 0)
+        _at_least("rnd.noise_clip", self.noise_clip, 0)
+        _at_least("rnd.replay_capacity", self.replay_capacity, 1000)  # the longest episodes
+
+
+def small_rnd() -> RndConfig:
+    """What configs/rnd/small.yaml says: the recipe where nothing else has been asked for."""
+    text = (resources.files("configs") / "rnd" / "small.yaml").read_text()
+    return build(RndConfig, yaml.safe_load(text), "rnd")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectConfig:
     """What to explore, and for how long; whichever limit is reached first ends it."""
 
-    recipe: str  # td3 | babble | random
+    recipe: str  # td3 | rnd | babble | random
     reward_task: str  # the task whose reward is stored and, for td3, learned
     episodes: int
     seconds: float
     workers: int  # exploring processes, each a learner of its own; 0 explores in this process
+    rnd: RndConfig = dataclasses.field(default_factory=small_rnd)
 
     def __post_init__(self) -> None:
         _at_least("episodes", self.episodes, 1)

@@ -139,9 +139,13 @@ class FlatStore:
         """
         index = read_index(path, spec)
         if index is None:
-            raise ValueError(f"{path}: expected a flat store with an index.json, found none")
+            raise ValueError(
+                f"{path}: expected ingested episodes, found none; agentic-data inspect makes them"
+            )
         if not index.finished:
-            raise ValueError(f"{path}: its making was interrupted; training completes it")
+            raise ValueError(
+                f"{path}: its making was interrupted; agentic-data inspect completes it"
+            )
         return FlatStore(path, index, spec)
 
     @property

@@ -262,17 +262,17 @@ def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[St
     weight_BL = np.zeros((B, L), np.float32)
     for b, chain in enumerate(chains):
         N = len(chain.episodes)
-        e_N1, t_T = np.array(chain.episodes)[:, None], np.arange(T)
-        returns_N = store.returns[chain.task, e_N1[:, 0]]
-        reward_NT = store.reward(chain.task, e_N1, t_T)
+        e_N = np.array(chain.episodes)
+        returns_N = store.returns[chain.task, e_N]
+        reward_NT = store.reward(chain.task, e_N)
         target = float(returns_N.max())
         gathered: dict[str, np.ndarray] = {
             "return_to_go": hindsight.returns_to_go(reward_NT, target),
-            "observation": store.observation(e_N1, t_T),
-            "action": store.action(e_N1, t_T),
+            "observation": store.observation(e_N),
+            "action": store.action(e_N),
             "reward": reward_NT,
             "completion": hindsight.completion(returns_N, target, T),
-            "timestep": np.broadcast_to(t_T, (N, T)),
+            "timestep": np.broadcast_to(np.arange(T), (N, T)),
             "trajectory": np.broadcast_to(np.arange(N)[:, None], (N, T)),
             "valid": np.ones((N, T), bool),
         }

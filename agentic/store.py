@@ -124,16 +124,16 @@ class EpisodeStore:
         """Bytes of them that stay in this process's memory at most."""
         return min(self.nbytes, HELD_BYTES)
 
-    def observation(self, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """s_t (..., O) float32, for indices that are broadcast against each other."""
+    def observation(self, episode: np.ndarray, step: np.ndarray | None = None) -> np.ndarray:
+        """s_t float32: (..., O) for indices that are broadcast; (..., T, O) for whole episodes."""
         return self._take([p.observation for p in self.parts], 0, episode, step)
 
-    def action(self, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """a_t (..., A) float32, taken in s_t."""
+    def action(self, episode: np.ndarray, step: np.ndarray | None = None) -> np.ndarray:
+        """a_t float32, taken in s_t: (..., A), or (..., T, A) of whole episodes."""
         return self._take([p.action for p in self.parts], 1, episode, step)
 
-    def reward(self, task: int, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """r_t (...,) float32 of the task, earned by a_t."""
+    def reward(self, task: int, episode: np.ndarray, step: np.ndarray | None = None) -> np.ndarray:
+        """r_t float32 of the task, earned by a_t: (...,), or (..., T) of whole episodes."""
         return self._take([p.rewards[task].reward for p in self.parts], 0, episode, step)
 
     def return_to_go(self, task: int, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -141,19 +141,28 @@ class EpisodeStore:
         return self._take([p.rewards[task].return_to_go for p in self.parts], 0, episode, step)
 
     def _take(
-        self, arrays: list[np.ndarray], shift: int, episode: np.ndarray, step: np.ndarray
+        self, arrays: list[np.ndarray], shift: int, episode: np.ndarray, step: np.ndarray | None
     ) -> np.ndarray:
-        """Steps of episodes; one gather for every part that they come from."""
-        flat = [a.reshape(-1, *a.shape[2:]) for a in arrays]
-        place = self._row_E[episode] * arrays[0].shape[1] + step + shift
-        if len(flat) == 1:
-            taken = np.take(flat[0], place, axis=0)
+        """Single steps by one gather for every part that they come from, or whole episodes."""
+        part, row = self._part_E[episode], self._row_E[episode]
+        width = arrays[0].shape[2:]
+        if step is None:
+            taken = np.empty((*row.shape, self.steps, *width), arrays[0].dtype)
+            for place, p in np.ndenumerate(part):  # a copy of one block of memory each
+                taken[place] = arrays[p][row[place], shift : shift + self.steps]
+            runs = row.size
         else:
-            part = np.broadcast_to(self._part_E[episode], place.shape)
-            taken = np.empty((*place.shape, *flat[0].shape[1:]), flat[0].dtype)
-            for p in np.unique(part):
-                taken[part == p] = np.take(flat[p], place[part == p], axis=0)
-        self._forget(taken.nbytes + PAGES * math.prod(place.shape[:-1]))
+            index = row * arrays[0].shape[1] + step + shift
+            flat = [array.reshape(-1, *width) for array in arrays]
+            if len(flat) == 1:
+                taken = np.take(flat[0], index, axis=0)
+            else:
+                part = np.broadcast_to(part, index.shape)
+                taken = np.empty((*index.shape, *width), flat[0].dtype)
+                for p in np.unique(part):
+                    taken[part == p] = np.take(flat[p], index[part == p], axis=0)
+            runs = math.prod(index.shape[:-1])
+        self._forget(taken.nbytes + PAGES * runs)
         return taken
 
     def _forget(self, read: int) -> None:

@@ -1,5 +1,6 @@
 """One task as a `gymnasium.Env`, with observations and actions exactly as ExoRL stores them."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
+from envs.rewards import reward
 from envs.tasks import TaskSpec, get_task
 
 FRAME_SHAPE = (240, 320)  # height, width: multiples of 16, as video encoders want them
@@ -178,12 +180,21 @@ def _load(task: TaskSpec) -> tuple[Any, np.random.RandomState]:
         raise RuntimeError(
             f"dm_control can't be imported ({error}); {_NO_GL}, or MUJOCO_GL=disable"
         ) from error
+    name = task.name.removeprefix(f"{task.domain}_")
+    in_suite = (task.domain, name) in suite.ALL_TASKS
     env = suite.load(
         task.domain,
-        task.name.removeprefix(f"{task.domain}_"),
+        name if in_suite else "run",
         environment_kwargs={"flat_observation": True},  # keeps dm_control's order of the parts
     )
+    if not in_suite:  # ExoRL's own flips and backward runs differ from "run" in their rewards only
+        env.task.get_reward = functools.partial(_reward, task.name)
     return env, env.task.random
+
+
+def _reward(task: str, physics: Any) -> float:
+    """The reward of a live state by the formula, for tasks that read the state only."""
+    return float(reward(task, observation=None, action=None, physics=physics.get_state()))
 
 
 def _check_rendering() -> None:

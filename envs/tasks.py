@@ -1,9 +1,10 @@
-"""The nine ExoRL tasks: names, sizes and time limits.
+"""The ExoRL tasks of four domains: names, sizes and time limits.
 
 Every task has a reward in [0, 1] per step and ends only at its time limit, so the largest return
 equals the number of steps. Sizes are those of the arrays in ExoRL's files.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -33,6 +34,7 @@ _SIZES = {
     "jaco": (250, 42, 9, 18, 0.04),
 }
 _NAMES = (
+    # those of the paper's tables
     "walker_stand",
     "walker_walk",
     "walker_run",
@@ -42,8 +44,25 @@ _NAMES = (
     "jaco_reach_top_right",
     "jaco_reach_bottom_left",
     "jaco_reach_bottom_right",
+    # the other ones that ExoRL has in these domains
+    "walker_flip",
+    "cheetah_run_backward",
+    "cheetah_flip",
+    "cheetah_flip_backward",
+    "cartpole_balance",
+    "cartpole_balance_sparse",
+    "cartpole_swingup_sparse",
 )
 _GROUPS = {"jaco_reach": tuple(name for name in _NAMES if name.startswith("jaco_reach_"))}
+# ExoRL's tasks in domains that are not simulated here, and those with several rewards at once.
+_ONLY_IN_EXORL = (
+    *(f"quadruped_{name}" for name in ("stand", "walk", "run", "jump", "roll", "roll_fast")),
+    *(f"quadruped_{name}" for name in ("escape", "fetch", "multitask")),
+    *(f"hopper_{name}" for name in ("stand", "hop", "hop_backward", "flip", "flip_backward")),
+    *(f"point_mass_maze_reach_{y}_{x}" for y in ("top", "bottom") for x in ("left", "right")),
+    "walker_multitask",
+    "jaco_reach_multitask",
+)
 
 
 def _spec(name: str) -> TaskSpec:
@@ -70,7 +89,7 @@ def get_task(name: str) -> TaskSpec:
         ValueError: `name` is not one of `TASKS`.
     """
     if name not in TASKS:
-        raise ValueError(f"task: got {name!r}, expected one of {', '.join(TASKS)}")
+        raise _unknown(name, TASKS)
     return TASKS[name]
 
 
@@ -84,8 +103,7 @@ def expand(name: str) -> tuple[TaskSpec, ...]:
         ValueError: `name` is neither a task nor a group.
     """
     if name not in TASKS and name not in _GROUPS:
-        expected = ", ".join((*TASKS, *_GROUPS))
-        raise ValueError(f"task: got {name!r}, expected one of {expected}")
+        raise _unknown(name, (*TASKS, *_GROUPS))
     return tuple(TASKS[task] for task in _GROUPS.get(name, (name,)))
 
 
@@ -98,3 +116,8 @@ def domain_tasks(domain: str) -> tuple[TaskSpec, ...]:
     if domain not in _SIZES:
         raise ValueError(f"domain: got {domain!r}, expected one of {', '.join(_SIZES)}")
     return tuple(spec for spec in TASKS.values() if spec.domain == domain)
+
+
+def _unknown(name: str, expected: Iterable[str]) -> ValueError:
+    elsewhere = " (a task of ExoRL that is not supported here)" if name in _ONLY_IN_EXORL else ""
+    return ValueError(f"task: got {name!r}{elsewhere}, expected one of {', '.join(expected)}")

@@ -21,6 +21,7 @@ from agentic.explore import noise
 from agentic.explore.babble import mixture
 from agentic.explore.mlp import MlpEnsemble
 from agentic.explore.recording import Recording
+from agentic.explore.replay import Replay
 from envs import EnvPool, TaskSpec
 
 
@@ -109,7 +110,7 @@ def td3(
         yield from recording.episodes()
 
 
-class Learner:
+class Learner(Replay):
     """Actor, twin critics, their targets and the replay.
 
     Args:
@@ -141,11 +142,9 @@ class Learner:
         self.updates = 0
         self.owed = 0.0
 
-        # Rows (observation, action, return, next observation): a batch is one gather. The system
-        # hands out memory as rows are written.
-        self.widths = (task.observation_size, task.action_size, 1, task.observation_size)
-        self.rows = torch.empty(s.replay_capacity, sum(self.widths))
-        self.stored = 0
+        # Rows (observation, action, return, next observation).
+        widths = (task.observation_size, task.action_size, 1, task.observation_size)
+        super().__init__(s.replay_capacity, widths)
         for recording in warmup:
             for step in range(1, task.episode_steps + 1):
                 self.remember(recording, step)
@@ -174,8 +173,7 @@ class Learner:
             ),
             dim=1,
         )
-        self.rows[(self.stored + torch.arange(len(rows))) % len(self.rows)] = rows
-        self.stored += len(rows)
+        self.add(rows)
 
     def learn(self, steps: int) -> None:
         """Makes the updates that `steps` more environment steps entitle to."""
@@ -185,8 +183,7 @@ class Learner:
         if due == 0:
             return
         self.owed -= due
-        filled = min(self.stored, len(self.rows))
-        index_UB = torch.randint(filled, (due, s.batch), generator=self.generator)
+        index_UB = self.draw(due, s.batch, self.generator)
         noise_UBA = torch.randn((due, s.batch, self.widths[1]), generator=self.generator)
         noise_UBA.mul_(s.target_noise).clamp_(-s.target_noise_clip, s.target_noise_clip)
         for batch, target_noise in zip(self.rows[index_UB], noise_UBA, strict=True):

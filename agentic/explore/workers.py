@@ -6,13 +6,15 @@ import traceback
 from collections.abc import Generator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from agentic.config import RndConfig
 from agentic.episodes import Episode
-from agentic.explore.recipes import RECIPES
+from agentic.explore.recipes import Recipe, for_workers
 from envs import TaskSpec, quiet_simulator
 
 
@@ -20,7 +22,14 @@ class WorkerError(RuntimeError):
     """A worker failed; the message has its traceback or its exit code."""
 
 
-def stream(recipe: str, task: TaskSpec, seed: int, workers: int) -> Generator[Episode, None, None]:
+def stream(
+    recipe: str,
+    task: TaskSpec,
+    seed: int,
+    workers: int,
+    rnd: RndConfig | None = None,
+    folder: Path | None = None,
+) -> Generator[Episode, None, None]:
     """Finished episodes of `recipe`, without end, in the order in which they finish.
 
     Closing the generator, or an error, ends the workers; so does the end of this process.
@@ -31,23 +40,26 @@ def stream(recipe: str, task: TaskSpec, seed: int, workers: int) -> Generator[Ep
         seed: of everything random. With `workers` <= 1 the episodes follow from it; with more,
             those of each worker do, and their order does not.
         workers: processes with one torch thread each; 0 explores in this process.
+        rnd: sizes and rates of the recipe rnd.
+        folder: the recipe's own, for learners that go on where they were interrupted; the episodes
+            then follow from what is there as well.
 
     Raises:
-        ValueError: the recipe is unknown or `workers` is negative; on the call, not later.
+        ValueError: the recipe is unknown, `workers` is negative, or a learner in the folder does
+            not fit; on the call, not later.
         WorkerError: a worker failed or died.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe: got {recipe!r}, expected one of {sorted(RECIPES)}")
     if workers < 0:
         raise ValueError(f"workers: got {workers}, expected at least 0")
-    seeds = np.random.SeedSequence(seed).spawn(max(workers, 1))
+    recipes = for_workers(recipe, max(workers, 1), rnd, folder)
+    seeds = np.random.SeedSequence(seed).spawn(len(recipes))
     if workers == 0:
-        return RECIPES[recipe](task, np.random.default_rng(seeds[0]))
-    return _gather(recipe, task, seeds)
+        return recipes[0](task, np.random.default_rng(seeds[0]))
+    return _gather(recipes, task, seeds)
 
 
 def _gather(
-    recipe: str, task: TaskSpec, seeds: list[np.random.SeedSequence]
+    recipes: list[Recipe], task: TaskSpec, seeds: list[np.random.SeedSequence]
 ) -> Generator[Episode, None, None]:
     # Spawned: a fork would copy the locks of the parent's threads, held or not.
     context = multiprocessing.get_context("spawn")
@@ -56,7 +68,7 @@ def _gather(
         # A pipe each and not one queue: a worker that is killed in the middle of a message then
         # shows as the end of its pipe, and leaves no lock behind that the others wait for. A pipe
         # holds less than an episode, so workers pause while nobody reads.
-        for seed in seeds:
+        for recipe, seed in zip(recipes, seeds, strict=True):
             reader, writer = context.Pipe(duplex=False)
             arguments = (recipe, task, seed, writer)
             worker: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
@@ -86,13 +98,13 @@ def _receive(reader: Any, worker: BaseProcess) -> Episode:
     return result
 
 
-def _work(recipe: str, task: TaskSpec, seed: np.random.SeedSequence, writer: Any) -> None:
+def _work(recipe: Recipe, task: TaskSpec, seed: np.random.SeedSequence, writer: Any) -> None:
     """Body of a worker: sends episodes, or at last one traceback as text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
     torch.set_num_threads(1)
     quiet_simulator()
     try:
-        for episode in RECIPES[recipe](task, np.random.default_rng(seed)):
+        for episode in recipe(task, np.random.default_rng(seed)):
             writer.send(episode)
     except BrokenPipeError:
         pass  # the parent is gone

@@ -1,10 +1,11 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agentic import collector
-from agentic.config import CollectConfig
+from agentic.config import CollectConfig, small_rnd
 from agentic.episodes import buffer_dir, episode_files, read_episode
 from envs import TASKS
 
@@ -83,8 +84,26 @@ def test_rounds_are_completed_one_by_one(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         collector.collect(_config(), tmp_path, seed=0)
     monkeypatch.undo()
-    collector.collect(_config(), tmp_path, seed=0)
-    assert len(episode_files(directory)) == 16
+    assert len(collector.worth(_config(), tmp_path)[SPEC.name]) == 3
+    returns = collector.collect(_config(), tmp_path, seed=0)
+    files = episode_files(directory)
+    assert len(files) == 16
+    # What is told is the round's worth, of both sessions, and not the former round's.
+    for name, values in returns.items():
+        episodes = [read_episode(path, SPEC) for path in files[8:]]
+        expected = [collector.relabel(TASKS[name], episode).sum() for episode in episodes]
+        assert values == pytest.approx(expected)
+
+
+def test_a_learner_that_does_not_fit_is_refused_and_nothing_begins(tmp_path):
+    config = _config(recipe="rnd", rnd=replace(small_rnd(), environments=1, hidden=8), episodes=1)
+    collector.collect(config, tmp_path, seed=0)
+    note = collector.record_path(tmp_path, "jaco", "rnd")
+    before = note.read_bytes()
+    with pytest.raises(ValueError, match=r"rnd.hidden: got 9, expected 8"):
+        collector.collect(replace(config, rnd=replace(config.rnd, hidden=9)), tmp_path, seed=0)
+    assert note.read_bytes() == before
+    assert len(episode_files(buffer_dir(tmp_path, "jaco", "rnd"))) == 1
 
 
 def test_two_processes_never_write_into_one_folder(tmp_path):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agentic.episodes import buffer_dir, episode_files
+from agentic.explore.memory import Memory
 
 SMALL = [
     "task=jaco_reach_top_left",
@@ -166,6 +169,8 @@ def test_resume_from_elsewhere(run_dir):
         ("collect", ["data_dir=/proc/x"], ["data_dir: cannot make /proc/x/cartpole"]),
         ("collect", ["episodes=0"], ["episodes: got 0"]),
         ("collect", ["seed=-1"], ["seed: got -1"]),
+        ("collect", ["rnd=large"], ["rnd/large", "paper", "small"]),
+        ("collect", ["rnd.batch=1"], ["rnd.batch: got 1, expected at least 2"]),
         ("train", ["evaluation.contexts=0"], ["evaluation.contexts: got 0"]),
         ("train", ["task.name=walker_walk"], ["task.name: got 'walker_walk'", "cartpole"]),
         ("train", ["resume=5"], ["resume: got 5"]),
@@ -178,6 +183,37 @@ def test_resume_from_elsewhere(run_dir):
 )
 def test_bad_input_gets_one_line(tmp_path, command, arguments, words):
     _fails(_run(tmp_path, command, *arguments), *words)
+
+
+def test_a_killed_rnd_collection_goes_on_learning(tmp_path):
+    tiny = ["rnd.environments=1", "rnd.hidden=8", "rnd.batch=8", "rnd.updates_per_step=0.03125"]
+    command = [sys.executable, "-m", "agentic.collect", "recipe=rnd", "workers=0", *tiny]
+    folder = tmp_path / "data" / "cartpole" / "rnd"
+    counts = []
+    for end, episodes in ((signal.SIGKILL, 6), (signal.SIGINT, 8)):
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        )
+        while len(episode_files(folder / "buffer")) < episodes:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        process.send_signal(end)
+        out, err = process.communicate(timeout=60)
+        counts.append(Memory(folder=folder).load()["counts"])
+    assert process.returncode == 130
+    assert "new learner" not in err
+    assert err.strip().endswith("agentic-collect: interrupted")
+    whole = len(episode_files(folder / "buffer"))
+    assert f"{whole} episodes: returns by task" in out
+    first, second = (c["steps"] for c in counts)
+    assert 6000 <= first < second
+    # Uniform steps, which earn no updates, came once.
+    assert counts[1]["updates"] == (second - 4000) // 32
 
 
 def test_too_few_trajectories(workplace):

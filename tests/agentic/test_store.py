@@ -19,14 +19,15 @@ CARTPOLE = (TASKS["cartpole_swingup"],)
 def test_load_aligns_rows(cartpole_data):
     store = load_store(cartpole_data, CARTPOLE, ("td3",))
     episode, r_T = make_episode(CARTPOLE[0], 3), relabel(CARTPOLE[0], make_episode(CARTPOLE[0], 3))
-    every = np.arange(1000)
+    every, three = np.arange(1000), np.array(3)
     assert (store.episodes, store.steps) == (12, 1000)
-    assert np.array_equal(store.observation(np.array(3), every), episode.observation[:-1])
-    assert np.array_equal(store.action(np.array(3), every), episode.action[1:])
-    assert np.array_equal(store.reward(0, np.array(3), every), r_T)
+    for steps in (every, None):
+        assert np.array_equal(store.observation(three, steps), episode.observation[:-1])
+        assert np.array_equal(store.action(three, steps), episode.action[1:])
+        assert np.array_equal(store.reward(0, three, steps), r_T)
     assert store.returns[0, 3] == r_T.sum(dtype=np.float64)
     to_go_T = np.cumsum(r_T[::-1], dtype=np.float64)[::-1]
-    assert store.return_to_go(0, np.array(3), every) == pytest.approx(to_go_T, rel=1e-6)
+    assert store.return_to_go(0, three, every) == pytest.approx(to_go_T, rel=1e-6)
 
 
 def test_units_are_those_of_the_observations_acted_in(cartpole_data):

@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
+from simulator_reward import EXORLS_OWN, simulator
 
 from envs import TASKS, DmcEnv, reward
 
+# Every task with long saturated actions, one of each kind with actions in between.
+EPISODES = [(task, "vigorous") for task in TASKS] + [
+    (task, "random")
+    for task in ("walker_run", "cheetah_run", "cartpole_swingup", "cartpole_balance")
+]
 WALKER = np.zeros(18)  # upright, torso at 1.3 m, at rest
 
 
@@ -33,6 +39,13 @@ def walker(height=1.3, tilt=0.0, speed=0.0, tilt_rate=0.0):
         ("walker_run", walker(speed=8, height=0.6), 0.325),
         # The centre of mass hangs 0.52766 m below the torso's: tilting back moves it backwards.
         ("walker_walk", walker(speed=1, tilt_rate=1), (5 * (1 - 0.527656) + 1) / 6),
+        # Stiff, the body has 7.21348 kg m^2 about its centre of mass.
+        ("walker_flip", walker(), 1 / 6),
+        ("walker_flip", walker(speed=8), 1 / 6),
+        ("walker_flip", walker(tilt_rate=0.4), (5 * 7.213481 * 0.4 / 5 + 1) / 6),
+        ("walker_flip", walker(tilt_rate=-0.4), 1 / 6),
+        ("walker_flip", walker(tilt_rate=2), 1.0),
+        ("walker_flip", walker(tilt_rate=2, tilt=np.pi), 3 / 4),
     ],
 )
 def test_walker_by_hand(task, state, expected):
@@ -44,6 +57,18 @@ def test_cheetah_by_hand(speed, expected):
     state = np.zeros(18)
     state[9] = speed
     assert physics_reward("cheetah_run", state) == pytest.approx(expected)
+    assert physics_reward("cheetah_run_backward", -state) == pytest.approx(expected)
+    assert physics_reward("cheetah_flip", state) == pytest.approx(0)
+    assert physics_reward("cheetah_flip_backward", state) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(-1, 0), (0.5, 0.332486), (1, 0.664972), (2, 1)])
+def test_cheetah_flips_by_hand(rate, expected):
+    """Stiff, the body has 3.32486 kg m^2 about its centre of mass."""
+    state = np.zeros(18)
+    state[11] = rate
+    assert physics_reward("cheetah_flip", state) == pytest.approx(expected, abs=1e-6)
+    assert physics_reward("cheetah_flip_backward", -state) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +88,27 @@ def test_cheetah_by_hand(speed, expected):
 def test_cartpole_by_hand(state, action, expected):
     action = None if action is None else np.array([action], np.float32)
     assert physics_reward("cartpole_swingup", state, action) == pytest.approx(expected)
+    assert physics_reward("cartpole_balance", state, action) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ([0, 0, 9, 9], 1),  # speeds don't matter
+        ([0.25, 0.1, 0, 0], 1),
+        ([-0.25, -0.1, 0, 0], 1),
+        ([0.2501, 0, 0, 0], 0),
+        ([-0.2501, 0, 0, 0], 0),
+        ([0, 0.1001, 0, 0], 0),  # cos 0.1001 = 0.99499
+        ([0, -0.1001, 0, 0], 0),
+        ([0, 2 * np.pi, 0, 0], 1),
+        ([0, np.pi, 0, 0], 0),
+    ],
+)
+@pytest.mark.parametrize("task", ["cartpole_balance_sparse", "cartpole_swingup_sparse"])
+def test_cartpole_sparse_by_hand(task, state, expected):
+    assert physics_reward(task, state) == expected
+    assert simulator(task).reward(np.array(state)) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,8 +130,7 @@ def test_jaco_by_hand(corner, x, y, offset, expected):
     assert got == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", ["random", "vigorous"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("task", "kind"), EPISODES)
 def test_equals_the_live_reward(task, kind, record):
     episode = record(task, kind)
     got = reward(
@@ -99,20 +144,37 @@ def test_equals_the_live_reward(task, kind, record):
     assert got.max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["random", "vigorous"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("task", "kind"), EPISODES)
 def test_without_action_equals_exorl_relabelling(task, kind, record):
-    """ExoRL sets each state in a reset context, which zeroes the control, and asks the task."""
-    episode = record(task, kind)
-    env = DmcEnv(task)
-    expected = []
-    for state in episode.physics:
-        with env._env.physics.reset_context():
-            env._env.physics.set_state(state)
-        expected.append(env._env.task.get_reward(env._env.physics))
+    # Random actions never swing the pole up, and a reward that is zero throughout proves nothing.
+    episode = record("cartpole_balance" if task == "cartpole_swingup_sparse" else task, kind)
+    expected = simulator(task).rewards(episode.physics)
     got = reward(task, observation=episode.observation, action=None, physics=episode.physics)
     tolerance = 1e-6 if task.startswith("jaco") else 1e-12
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+    if not task.startswith("jaco"):
+        assert np.ptp(expected) > 0.03
+
+
+@pytest.mark.parametrize("task", EXORLS_OWN)
+def test_live_rewards_of_exorls_own_tasks_are_the_simulators(task):
+    env, rng = DmcEnv(task), np.random.default_rng(0)
+    env.reset(seed=0)
+    got, expected = [], []
+    for _ in range(300):
+        got.append(env.step(rng.choice([-1, 1], 6))[1])
+        expected.append(EXORLS_OWN[task](env._env.physics))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+    assert np.ptp(expected) > 0.03
+
+
+def test_states_far_from_any_episode():
+    rng = np.random.default_rng(0)
+    state = np.concatenate([rng.uniform(-9, 9, (50, 9)), rng.normal(0, 5, (50, 9))], axis=1)
+    for task in ("walker_run", "walker_flip", "cheetah_run_backward", "cheetah_flip"):
+        got = reward(task, observation=None, action=None, physics=state)
+        np.testing.assert_allclose(got, simulator(task).rewards(state), rtol=0, atol=1e-12)
+        assert np.ptp(got) > 0.03
 
 
 def test_cartpole_is_overpaid_without_its_action(record):
@@ -124,7 +186,13 @@ def test_cartpole_is_overpaid_without_its_action(record):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("walker_stand", "walker_run"), ("jaco_reach_top_left", "jaco_reach_bottom_right")],
+    [
+        ("walker_stand", "walker_run"),
+        ("walker_run", "walker_flip"),
+        ("cheetah_run", "cheetah_flip_backward"),
+        ("cartpole_balance_sparse", "cartpole_balance"),
+        ("jaco_reach_top_left", "jaco_reach_bottom_right"),
+    ],
 )
 def test_relabelled_data_equals_live_data_of_the_other_task(source, target, record):
     source_episode, target_episode = record(source), record(target)
@@ -159,6 +227,23 @@ def test_any_leading_axes_and_no_side_effects(task, record):
     assert reward(task, **empty).shape == (0,)
 
 
+@pytest.mark.parametrize("task", ["walker_flip", "cartpole_swingup", "jaco_reach_top_left"])
+def test_blocks_leave_no_seam(task, monkeypatch):
+    spec, rng = TASKS[task], np.random.default_rng(0)
+    arrays = {
+        "observation": rng.uniform(-0.1, 0.1, (25, 3, spec.observation_size)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (25, 3, spec.action_size)).astype(np.float32),
+        "physics": rng.normal(size=(25, 3, spec.physics_size)),
+    }
+    whole = reward(task, **arrays)
+    for size in (1, 7, 25, 74, 75, 76):
+        monkeypatch.setattr("envs.rewards._BLOCK", size)
+        # Rolled: rows left out would show the last call's results where its memory is used again.
+        rolled = {name: np.roll(array, size, axis=0) for name, array in arrays.items()}
+        expected = np.roll(whole, size, axis=0)
+        np.testing.assert_allclose(reward(task, **rolled), expected, rtol=0, atol=1e-14)
+
+
 def test_errors_name_the_field():
     with pytest.raises(ValueError, match=r"task: got 'jaco_reach', expected one of"):
         reward("jaco_reach", observation=np.zeros(42), action=None, physics=None)
@@ -168,3 +253,10 @@ def test_errors_name_the_field():
         ValueError, match=r"observation: got shape \(3, 55\), expected \(\.\.\., 42"
     ):
         reward("jaco_reach_top_left", observation=np.zeros((3, 55)), action=None, physics=None)
+    with pytest.raises(ValueError, match=r"action: got shape \(3, 1\), expected \(2, 1\)"):
+        reward(
+            "cartpole_swingup",
+            observation=None,
+            action=np.zeros((3, 1)),
+            physics=np.zeros((2, 4)),
+        )

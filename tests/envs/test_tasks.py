@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from envs import TASKS, domain_tasks, expand
+from envs import TASKS, DmcEnv, domain_tasks, expand
 
 
-def test_table_lists_the_nine_tasks():
+def test_table_lists_the_papers_nine_tasks_and_then_exorls_others():
     assert list(TASKS) == [
         "walker_stand",
         "walker_walk",
@@ -16,6 +16,13 @@ def test_table_lists_the_nine_tasks():
         "jaco_reach_top_right",
         "jaco_reach_bottom_left",
         "jaco_reach_bottom_right",
+        "walker_flip",
+        "cheetah_run_backward",
+        "cheetah_flip",
+        "cheetah_flip_backward",
+        "cartpole_balance",
+        "cartpole_balance_sparse",
+        "cartpole_swingup_sparse",
     ]
     assert all(name == spec.name for name, spec in TASKS.items())
 
@@ -61,11 +68,33 @@ def test_expand_names_what_it_got_and_expected_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("refuse", [expand, DmcEnv])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quadruped_walk",
+        "quadruped_roll_fast",
+        "hopper_flip",
+        "point_mass_maze_reach_top_left",
+        "walker_multitask",
+        "jaco_reach_multitask",
+    ],
+)
+def test_exorls_tasks_that_are_not_here_are_refused_by_name(name, refuse):
+    message = (
+        rf"^task: got '{name}' \(a task of ExoRL that is not supported here\), expected one of w"
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        refuse(name)
+    assert "\n" not in str(error.value)
+
+
 def test_domain_tasks():
     assert [spec.name for spec in domain_tasks("walker")] == [
         "walker_stand",
         "walker_walk",
         "walker_run",
+        "walker_flip",
     ]
     assert len(domain_tasks("jaco")) == 4
     with pytest.raises(ValueError, match=r"domain: got 'quadruped', expected one of walker"):

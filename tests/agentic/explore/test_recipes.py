@@ -1,8 +1,10 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from agentic.config import small_rnd
 from agentic.explore import RECIPES
 from agentic.explore.babble import mixture
 from agentic.explore.recording import Recording
@@ -12,12 +14,16 @@ from envs import TASKS, EnvPool, reward
 
 FEW = {"environments": 2}
 FEW_TD3 = {"settings": Td3Settings(environments=2, warmup_steps=2000, hidden=8, batch=8)}
+TINY = {"hidden": 8, "novelty_hidden": 8, "novelty_size": 4, "batch": 8}
+FEW_RND = {"config": replace(small_rnd(), environments=2, seed_steps=1000, **TINY)}
 CASES = [
     ("random", "cartpole_swingup", FEW),
     ("babble", "cartpole_swingup", {"environments": 8}),
     ("babble", "jaco_reach_top_left", FEW),
     ("td3", "cartpole_swingup", FEW_TD3),
     ("td3", "cheetah_run", FEW_TD3),
+    ("rnd", "cartpole_swingup", FEW_RND),
+    ("rnd", "walker_stand", FEW_RND),
 ]
 
 

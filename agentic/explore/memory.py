@@ -1,0 +1,70 @@
+"""What a learner keeps beside the episodes, so that an interrupted collection goes on learning."""
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentic.episodes import episode_files, write_atomically
+
+FORMAT = "agentic-learner"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """One worker's learner in a recipe's folder, and its share of the episodes there.
+
+    Attributes:
+        folder: <data_dir>/<domain>/<recipe>, the buffer's parent.
+        worker: which of `workers` learners this is.
+        workers: how many share the folder.
+    """
+
+    folder: Path
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def path(self) -> Path:
+        """The learner's file."""
+        return self.folder / f"learner_{self.worker}.pt"
+
+    def episodes(self) -> list[Path]:
+        """This worker's share of the buffer, by index.
+
+        With several workers not quite the episodes that it made: their files come in the order in
+        which they finish. Learning from the others' experience as well does no harm.
+        """
+        return episode_files(self.folder / "buffer")[self.worker :: self.workers]
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replaces the file by a dict of plain types and tensors, whole or not at all."""
+        buffer = io.BytesIO()
+        torch.save({"format": FORMAT, "version": VERSION, **state}, buffer)
+        write_atomically(self.path, buffer.getvalue())
+
+    def load(self) -> dict[str, Any]:
+        """The last state saved; nothing but plain types and tensors is ever unpickled.
+
+        Raises:
+            ValueError: there is none, or it is damaged or of another version; names the file.
+        """
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} is missing")
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as e:
+            raise ValueError(f"{self.path} is damaged ({type(e).__name__})") from e
+        found = (state.get("format"), state.get("version")) if isinstance(state, dict) else None
+        if found != (FORMAT, VERSION):
+            raise ValueError(f"{self.path} is not a learner of this version")
+        return state
+
+    def sweep(self) -> None:
+        """Removes what a process that was killed while it saved has left."""
+        for path in self.folder.glob(f".{self.path.name}.*.tmp"):
+            path.unlink(missing_ok=True)
