@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -208,6 +209,9 @@ def _check_rendering() -> None:
 
 
 def _flatten(timestep: Any) -> np.ndarray:
-    """Join the parts of an observation in dm_control's order, as ExoRL does."""
-    parts = [np.ravel(part) for part in timestep.observation.values()]
-    return np.concatenate(parts).astype(np.float32)
+    return join_parts(timestep.observation.values())
+
+
+def join_parts(parts: Iterable[Any]) -> np.ndarray:
+    """Join the parts of an observation in dm_control's order, as ExoRL does: (O,) float32."""
+    return np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
