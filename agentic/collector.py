@@ -99,7 +99,8 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
         What the round is worth, see `worth`.
 
     Raises:
-        ValueError: an unknown recipe, a folder that cannot be written or is in use.
+        ValueError: an unknown recipe, a folder that cannot be written, is in use or holds a
+            download.
     """
     if config.recipe not in RECIPES:
         raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
@@ -109,6 +110,11 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
+    if episode_files(directory) and not record_path(data_dir, spec.domain, config.recipe).exists():
+        raise ValueError(
+            f"data_dir: {directory} holds episodes that were not collected here (a download), "
+            "expected another data_dir"
+        )
     with _locked(directory.parent):
         _collect(config, data_dir, directory, spec, seed)
     return worth(config, data_dir)

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import make_episode
 
 from agentic import collector
 from agentic.config import CollectConfig, small_rnd
-from agentic.episodes import buffer_dir, episode_files, read_episode
+from agentic.episodes import buffer_dir, episode_files, read_episode, write_episode
 from envs import TASKS
 
 SPEC = TASKS["jaco_reach_top_left"]
@@ -120,6 +121,15 @@ def test_two_processes_never_write_into_one_folder(tmp_path):
 def test_the_time_limit_ends_it(tmp_path):
     collector.collect(_config(episodes=10**6, seconds=0.0), tmp_path, seed=0)
     assert len(episode_files(buffer_dir(tmp_path, "jaco", "random"))) == 1
+
+
+def test_nothing_is_collected_into_a_download(tmp_path):
+    directory = buffer_dir(tmp_path, "jaco", "random")
+    directory.mkdir(parents=True)
+    write_episode(directory / "episode_000000_250.npz", make_episode(SPEC, 0))
+    with pytest.raises(ValueError, match="holds episodes that were not collected here"):
+        collector.collect(_config(), tmp_path, seed=0)
+    assert len(episode_files(directory)) == 1
 
 
 def test_a_download_needs_no_collection(cartpole_data):
