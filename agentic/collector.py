@@ -214,9 +214,7 @@ def print_worth(returns: dict[str, np.ndarray], console: Console) -> None:
         return
     table = Table(title=f"{episodes} episodes: returns by task")
     for heading in ("task", *QUANTILES):
-        table.add_column(
-            heading, justify="left" if heading == "task" else "right", overflow="fold"
-        )
+        table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
     for task, values in returns.items():
         quantiles = np.quantile(values, list(QUANTILES.values()))
         table.add_row(task, *(f"{q:.1f}" for q in quantiles))

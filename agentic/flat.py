@@ -114,11 +114,13 @@ class FlatStore:
         path: its folder.
         index: what its rows are.
         arrays: by name, read only; rows beyond the index are not in use.
+        rows: the row of every file.
     """
 
     def __init__(self, path: Path, index: Index, spec: TaskSpec) -> None:
         self.path = path
         self.index = index
+        self.rows = {name: row for row, name in enumerate(index.names) if name}
         self._mapped = {name: MappedArray(array_path(path, name)) for name in _names()}
         self.arrays = {name: mapped.array for name, mapped in self._mapped.items()}
         rows = len(index.names)
@@ -147,11 +149,6 @@ class FlatStore:
                 f"{path}: its making was interrupted; agentic-data inspect completes it"
             )
         return FlatStore(path, index, spec)
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Row of every file."""
-        return {name: row for row, name in enumerate(self.index.names) if name}
 
     @property
     def digest(self) -> str:

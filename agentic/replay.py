@@ -102,10 +102,10 @@ def verify(flat: FlatStore, episodes: int, console: Console) -> bool:
         Whether all checksums are right; differences from the simulator are only reported.
     """
     title = f"{flat.index.domain}/{flat.index.algorithm}"
-    changed = changed_rows(flat)
-    for row in changed:
+    changed = set(changed_rows(flat))
+    for row in sorted(changed):
         console.print(f"{title}: row {row}, {flat.index.names[row]}, is not what was stored")
-    sound = [row for row in flat.rows.values() if row not in set(changed)]
+    sound = [row for row in flat.rows.values() if row not in changed]
     console.print(f"{title}: {len(sound):,} of {len(flat.rows):,} checksums are right")
     rows = spread(sound, episodes)
     if rows:

@@ -280,7 +280,8 @@ def _part(
     else:
         raise _nothing(buffer_dir(data_dir, spec.domain, name), spec)
     rows = np.array([flat.rows[n] for n in names if n in flat.rows])
-    reasons = tuple(r.reason for r in flat.index.rejected if r.name in set(names))
+    chosen = set(names)
+    reasons = tuple(r.reason for r in flat.index.rejected if r.name in chosen)
     if len(rows) == 0:
         raise ValueError(
             f"algorithms: none of the {len(names)} files of {name} is sound: {reasons[0]}"
