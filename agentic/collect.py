@@ -28,6 +28,12 @@ class CollectCommand:
     seed: int
 
     def __post_init__(self) -> None:
+        (learned, *_), (asked, *_) = expand(self.reward_task), expand(self.task.name)
+        if learned.domain != asked.domain:
+            raise ValueError(
+                f"reward_task: got {self.reward_task!r}, expected a task of {asked.domain}, as "
+                f"task={asked.name}"
+            )
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed: got {self.seed}, expected a value in [0, {MAX_SEED}]")
 
@@ -37,7 +43,7 @@ def command(values: dict[str, Any]) -> None:
     asked = build(CollectCommand, values)
     config = CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
     (spec,) = expand(config.reward_task)
-    console = Console()
+    console = Console(markup=False)
     console.print(
         f"{config.recipe} on {spec.name} into "
         f"{buffer_dir(Path(asked.data_dir), spec.domain, config.recipe)}, "

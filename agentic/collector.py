@@ -1,11 +1,10 @@
 """Collection: a recipe's episodes into ExoRL's files, with a bar that says what they are worth."""
 
-import fcntl
 import json
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,13 @@ from agentic.episodes import (
     write_episode,
 )
 from agentic.explore import RECIPES, stream
+from agentic.locks import locked
 from agentic.relabel import relabel
+from agentic.sources import check_level, find_source
 from agentic.store import QUANTILES
 from envs import TaskSpec, domain_tasks, expand
+
+NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
 
 
 def record_path(data_dir: Path, domain: str, recipe: str) -> Path:
@@ -60,24 +63,16 @@ def read_record(path: Path) -> Round | None:
             first=int(record["first"]),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"data_dir: {path} is damaged ({error}); delete it to go on") from error
+        raise ValueError(
+            f"data_dir: {path} is damaged ({error}), expected what agentic-collect writes there; "
+            "collect into another data_dir"
+        ) from error
 
 
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Holds a recipe's folder for this process alone; the lock goes with the process.
-
-    Raises:
-        ValueError: another process collects into it.
-    """
-    with open(directory / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"data_dir: another process is collecting into {directory}; expected one at a time"
-            ) from error
-        yield
+def _in_use(directory: Path) -> None:
+    raise ValueError(
+        f"data_dir: another process is collecting into {directory}; expected one at a time"
+    )
 
 
 def unfinished(config: CollectConfig, data_dir: Path) -> bool:
@@ -85,7 +80,7 @@ def unfinished(config: CollectConfig, data_dir: Path) -> bool:
     (spec,) = expand(config.reward_task)
     last = read_record(record_path(data_dir, spec.domain, config.recipe))
     if last is None:  # a download, or nothing
-        return not episode_files(buffer_dir(data_dir, spec.domain, config.recipe))
+        return find_source(data_dir, spec.domain, config.recipe) is None
     return not last.finished
 
 
@@ -106,16 +101,18 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
         raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
     (spec,) = expand(config.reward_task)
     directory = buffer_dir(data_dir, spec.domain, config.recipe)
+    check_level(data_dir)
+    ours = record_path(data_dir, spec.domain, config.recipe).exists()
+    if not ours and (found := find_source(data_dir, spec.domain, config.recipe)):
+        raise ValueError(
+            f"data_dir: {found.place} holds episodes that were not collected here (a download), "
+            "expected another data_dir"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
-    if episode_files(directory) and not record_path(data_dir, spec.domain, config.recipe).exists():
-        raise ValueError(
-            f"data_dir: {directory} holds episodes that were not collected here (a download), "
-            "expected another data_dir"
-        )
-    with _locked(directory.parent):
+    with locked(directory.parent, partial(_in_use, directory.parent)):
         _collect(config, data_dir, directory, spec, seed)
     return worth(config, data_dir)
 
@@ -152,7 +149,7 @@ def _collect(
     specs = domain_tasks(spec.domain)
     returns: list[list[float]] = []
     index = 1 + max((int(_index(path)) for path in existing), default=-1)
-    began = time.monotonic()
+    began = noted = time.monotonic()
     finished = False
     with (
         closing(exploring) as arriving,
@@ -165,6 +162,9 @@ def _collect(
                 returns.append([float(relabel(s, episode).sum()) for s in specs])
                 spent = time.monotonic() - began
                 _show(bar, returns, specs, spec, episode.steps * len(returns) / spent)
+                if began + spent - noted > NOTE_SECONDS:
+                    write_note(False, spent)
+                    noted = began + spent
                 if len(returns) >= episodes or spent >= seconds:
                     finished = True
                     break

@@ -66,6 +66,10 @@ def _convert(hint: Any, value: object, field: str) -> Any:
 
 
 def _spell(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"a list of {_spell(get_args(hint)[0])}, e.g. [a,b]"
+    if isinstance(hint, types.UnionType):
+        return " or ".join("null" if h is type(None) else _spell(h) for h in get_args(hint))
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
@@ -116,7 +120,8 @@ class RndConfig:
         _between("rnd.tau", self.tau, 0, 1)
         _at_least("rnd.noise", self.noise, 0)
         _at_least("rnd.noise_clip", self.noise_clip, 0)
-        _at_least("rnd.replay_capacity", self.replay_capacity, 1000)  # the longest episodes
+        _between("rnd.replay_capacity", self.replay_capacity, 1000, 10**8)  # the longest episodes
+        _between("rnd.environments", self.environments, 1, 1000)
 
 
 def small_rnd() -> RndConfig:
@@ -354,6 +359,12 @@ class TrainConfig:
     run_dir: str | None  # a new folder under runs/ if null; an unfinished run there is resumed
     resume: str | None  # run directory to go on with, by its own settings
     data: DataConfig = DataConfig()
+
+    @property
+    def learning(self) -> "TrainConfig":
+        """The settings less those that change nothing of what is learned: places, processes."""
+        data = dataclasses.replace(self.data, store_dir=None, workers=None, prefetch=0)
+        return dataclasses.replace(self, run_dir=None, resume=None, data_dir="", data=data)
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, ("at",))

@@ -40,16 +40,19 @@ class DataCommand:
             raise ValueError(f"action: got {self.action}, expected one of {list(ACTIONS)}")
         if self.episodes < 0:
             raise ValueError(f"episodes: got {self.episodes}, expected at least 0")
-        if self.name in ("", "..") or Path(self.name).name != self.name:
+        if self.name[:1] in ("", ".") or Path(self.name).name != self.name:
             raise ValueError(f"name: got {self.name!r}, expected the name of one folder")
         if (self.action == "import") != (self.source is not None):
-            raise ValueError(f"source: got {self.source}, expected one for import, else null")
+            raise ValueError(
+                f"source: got {self.source}, expected a Minari dataset's folder or id for import, "
+                "null for other actions"
+            )
 
 
 def command(values: dict[str, Any]) -> None:
     """Does what the first word says."""
     told = build(DataCommand, values)
-    tasks, data_dir, console = expand(told.task.name), Path(told.data_dir), Console()
+    tasks, data_dir, console = expand(told.task.name), Path(told.data_dir), Console(markup=False)
     if told.source is not None:
         files = _exchange().import_dataset(told.source, tasks[0], data_dir, told.name)
         console.print(f"{len(files):,} episodes in {files[0].parent}", soft_wrap=True)

@@ -3,8 +3,7 @@
 import io
 import os
 import re
-import zipfile
-import zlib
+import uuid
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +13,8 @@ import numpy as np
 from envs import TaskSpec
 
 # ExoRL: episode_000000_1000.npz; URLB: 20210101T000000_0_1000.npz: index and length are last.
-FILE_NAME = re.compile(r"(?:.+_)?(\d+)_(\d+)\.npz")
+# Hidden files, as some systems keep beside every other, are none.
+FILE_NAME = re.compile(r"(?!\.)(?:.+_)?(\d+)_(\d+)\.npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def write_episode(path: Path, episode: Episode) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by `content`, complete and on disk, or leaves it as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -64,8 +64,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_episode(path: Path, spec: TaskSpec) -> Episode:
-    """Reads and checks one file of `spec`'s domain; see `parse_episode`."""
-    return parse_episode(path, str(path), spec)
+    """Reads and checks one file of `spec`'s domain; see `parse_episode`.
+
+    Raises:
+        ValueError: as there, or it cannot be opened.
+    """
+    try:
+        return parse_episode(path, str(path), spec)
+    except OSError as error:
+        raise ValueError(f"{path}: not a readable npz episode ({error})") from error
 
 
 def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
@@ -77,17 +84,21 @@ def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
         spec: a task of its domain.
 
     Raises:
-        ValueError: the file is unreadable, an array is missing, or a shape, dtype or value is not
+        ValueError: the file is damaged, an array is missing, or a shape, dtype or value is not
             that of a whole episode of `spec`; names the file, the array, got and expected.
+        OSError: the system cannot read it.
     """
     try:
         with np.load(file, allow_pickle=False) as archive:
+            absent = [f.name for f in fields(Episode) if f.name not in archive.files]
+            if absent:
+                raise ValueError(f"array missing: {absent[0]}")
             arrays = {f.name: archive[f.name] for f in fields(Episode)}
-    except KeyError as error:
-        raise ValueError(f"{name}: array missing: {error.args[0]}") from error
     except MemoryError as error:
         raise ValueError(f"{name}: an array declares more than the memory holds") from error
-    except UNREADABLE as error:
+    except Exception as error:  # damage shows in zipfile, zlib, lzma, tokenize and numpy alike
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, and not of the content
         raise ValueError(f"{name}: not a readable npz episode ({error})") from error
     for key, width in _widths(spec).items():
         try:
@@ -106,8 +117,6 @@ def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
     return Episode(**arrays)
 
 
-# What numpy and zipfile raise for damaged, encrypted or exotically compressed files.
-UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
 _RESET_ROW = {"action": 0.0, "reward": 0.0, "discount": 1.0}
 
 

@@ -37,7 +37,7 @@ def command(values: dict[str, Any]) -> None:
         device=config.device,
         output=output,
         video=config.video,
-        console=Console(),
+        console=Console(markup=False),
     )
 
 

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from agentic.episodes import Episode, buffer_dir, episode_files, parse_episode, write_episode
 from agentic.flat import Index
+from agentic.sources import find_source
 from agentic.store import EpisodeStore, Part
 from envs import TaskSpec
 
@@ -143,8 +144,8 @@ def import_dataset(source: str, spec: TaskSpec, data_dir: Path, algorithm: str) 
             physics states, the folder holds episodes already, or it cannot be written.
     """
     directory = buffer_dir(data_dir, spec.domain, algorithm)
-    if episode_files(directory):
-        raise ValueError(f"name: {directory} holds episodes already, expected a new folder")
+    if held := find_source(data_dir, spec.domain, algorithm):
+        raise ValueError(f"name: {held.place} holds episodes already, expected a new folder")
     found = _find(source)
     with _written("data_dir", directory), _whole(directory) as partial:
         for index, recorded in enumerate(_recorded(found, spec)):

@@ -12,11 +12,13 @@ task (see `agentic.relabel`). `moments` are the mean of the T observations of an
 actions were taken, and the sum of squares around it.
 """
 
+import errno
 import io
 import json
 import math
 import mmap
 import os
+import tokenize
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from agentic.episodes import Episode, write_atomically
 from envs import TaskSpec
 
 FORMAT = 1
-CHECKED = ("observation", "action", "physics")  # what a row's checksum covers, in order
+ARRAYS = ("observation", "action", "physics", "moments")  # what a row's checksum covers, in order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class MappedArray:
                 if os.fstat(file.fileno()).st_size < offset + count * dtype.itemsize:
                     raise ValueError("shorter than it says")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
+        except (ValueError, SyntaxError, tokenize.TokenError, OverflowError) as error:
             raise ValueError(
                 f"{path}: damaged ({error}); delete its folder to make it anew"
             ) from error
@@ -121,7 +123,7 @@ class FlatStore:
         self.path = path
         self.index = index
         self.rows = {name: row for row, name in enumerate(index.names) if name}
-        self._mapped = {name: MappedArray(array_path(path, name)) for name in _names()}
+        self._mapped = {name: MappedArray(array_path(path, name)) for name in ARRAYS}
         self.arrays = {name: mapped.array for name, mapped in self._mapped.items()}
         rows = len(index.names)
         for name, (length, width, dtype) in shapes(spec).items():
@@ -157,7 +159,7 @@ class FlatStore:
 
     def row_checksum(self, row: int) -> int:
         """CRC-32 of a row's arrays as they are now."""
-        return checksum([self.arrays[name][row] for name in CHECKED])
+        return checksum([self.arrays[name][row] for name in ARRAYS])
 
     def release(self) -> None:
         """Gives back the memory of what has been read."""
@@ -167,7 +169,7 @@ class FlatStore:
 
 def digest(index: Index) -> str:
     """Changes whenever a row does."""
-    return f"{zlib.crc32(np.array(index.checksums, '<u4').tobytes()):08x}"
+    return f"{zlib.crc32(repr(index.checksums).encode()):08x}"
 
 
 def checksum(arrays: list[np.ndarray]) -> int:
@@ -206,7 +208,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
             raise ValueError(
                 f"format {index.format} of {index.domain}, expected {FORMAT} of {spec.domain}"
             )
-    except ValueError as error:  # json's own errors among them
+    except (ValueError, RecursionError) as error:  # json's own errors among them
         raise ValueError(f"{file}: damaged ({error}); delete {path} to make it anew") from error
     return index
 
@@ -249,16 +251,23 @@ class FlatWriter:
         """Writes one episode; returns its checksum."""
         seen = episode.observation[:-1].astype(np.float64)
         mean = seen.mean(axis=0)
-        arrays = {name: getattr(episode, name) for name in CHECKED}
+        arrays = {name: getattr(episode, name) for name in ARRAYS if name != "moments"}
         arrays["moments"] = np.stack([mean, np.square(seen - mean).sum(axis=0)])
         for name, (length, width, dtype) in self.shapes.items():
             array = np.ascontiguousarray(arrays[name], dtype)
             assert array.shape == (length, width), name
             offset = len(_header((0, length, width), dtype)) + row * array.nbytes
+            self._write(name, array, offset)
+        return checksum([arrays[name] for name in ARRAYS])
+
+    def _write(self, name: str, array: np.ndarray, offset: int) -> None:
+        place = str(array_path(self.path, name))
+        try:
             written = os.pwrite(self._file(name).fileno(), array.data, offset)
-            if written != array.nbytes:
-                raise OSError(28, "no space left on device", str(array_path(self.path, name)))
-        return checksum([arrays[name] for name in CHECKED])
+        except OSError as error:  # a full disk does not say of which file it speaks
+            raise OSError(error.errno, error.strerror, place) from error
+        if written != array.nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
 
     def sync(self) -> None:
         """Returns when all that was written, by any process, is on disk."""
@@ -278,7 +287,3 @@ def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
     described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
     return buffer.getvalue()
-
-
-def _names() -> tuple[str, ...]:
-    return (*CHECKED, "moments")

@@ -4,7 +4,6 @@ Files are read by several processes, each writing its own rows. The index names 
 row is on disk, so whatever kills an ingest, the next one goes on behind the last row named.
 """
 
-import fcntl
 import os
 import shutil
 import signal
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -21,9 +19,10 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from agentic.episodes import UNREADABLE, Episode, parse_episode
+from agentic.episodes import Episode, parse_episode
 from agentic.flat import FlatStore, FlatWriter, Index, read_index, row_bytes
 from agentic.ledger import Ledger, missing
+from agentic.locks import locked
 from agentic.sources import Source, SourceFile
 from envs import TaskSpec
 
@@ -51,6 +50,7 @@ class Outcome:
     row: int
     checksum: int = 0
     reason: str | None = None
+    lasting: bool = True  # the reason is the file's content, so that it need not be read again
 
 
 def ingest(
@@ -79,7 +79,15 @@ def ingest(
     """
     index = read_index(path, spec)
     if index is None or not index.finished or missing(index, wanted):
-        with _locked(path, tell):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / ".lock").touch()
+        except OSError as error:
+            raise ValueError(
+                f"data.store_dir: cannot write {path} ({error.strerror}), expected a place for "
+                "ingested episodes"
+            ) from error
+        with locked(path, lambda: tell(f"waiting for another process that works in {path}")):
             index = _update(source, wanted, path, spec, on_bad_file, workers, tell)
     if on_bad_file == "error":
         names = {file.name for file in wanted}
@@ -107,12 +115,15 @@ def _update(
         index = Index(
             domain=spec.domain, algorithm=source.algorithm, source=str(source.place), note=None
         )
+    elif index.names:
+        FlatStore(path, index, spec)  # what is there must be whole before it grows
     todo = missing(index, wanted)
     ledger = Ledger(index, todo)
-    rows = ledger.free_rows(len(todo))
-    size = 1 + max([len(index.names) - 1, *rows])
+    # Always new rows: others may be mapped by a training that runs now.
+    rows = range(len(index.names), len(index.names) + len(todo))
+    size = len(index.names) + len(todo)
     if todo:
-        tell(_estimate(source, todo, path, spec, size - len(index.names), workers))
+        tell(_estimate(source, todo, path, spec, workers))
     with FlatWriter(path, spec) as writer:
         ledger.save(path)  # unfinished from here on; rows of changed files are out of use
         writer.resize(size)
@@ -132,7 +143,7 @@ def _update(
                     if outcome.reason is None:
                         ledger.enter(outcome.file, outcome.row, outcome.checksum)
                     else:
-                        ledger.reject(outcome.file, outcome.reason)
+                        ledger.reject(outcome.file, outcome.reason, lasting=outcome.lasting)
                         if on_bad_file == "error":
                             raise ValueError(_advice(outcome.reason))
                     if time.monotonic() - saved > SAVE_SECONDS:
@@ -152,14 +163,14 @@ def _note(source: Source) -> str | None:
 
 
 def _estimate(
-    source: Source, todo: list[SourceFile], path: Path, spec: TaskSpec, new_rows: int, workers: int
+    source: Source, todo: list[SourceFile], path: Path, spec: TaskSpec, workers: int
 ) -> str:
     """What the ingest will take, from a few files and the free space.
 
     Raises:
         ValueError: the disk has too little.
     """
-    needed, free = new_rows * row_bytes(spec), shutil.disk_usage(path).free
+    needed, free = len(todo) * row_bytes(spec), shutil.disk_usage(path).free
     if needed > free - CLEAR_OF:
         raise ValueError(
             f"data.store_dir: {path} needs {needed / 1e9:,.1f} GB for {len(todo):,} episodes, got "
@@ -169,7 +180,7 @@ def _estimate(
     began = time.monotonic()
     with source.opened() as open_file:
         for file in few:
-            _episode(source, open_file, file, spec)
+            _episode(source, open_file, file, 0, spec)
     processes = workers if workers > 1 and len(todo) > SMALL else 1
     seconds = (time.monotonic() - began) / len(few) * len(todo) / processes
     return (
@@ -202,7 +213,7 @@ def _read(
     try:
         waiting: set[Future[list[Outcome]]] = set()
         for job in jobs:
-            waiting.add(pool.submit(work, job))
+            waiting.add(_submit(pool, job))
             if len(waiting) > 2 * workers:  # the list of jobs is not copied into the pool at once
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -211,50 +222,54 @@ def _read(
             yield from future.result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            f"a process reading {source.place} was killed; what was read is kept"
+            f"a process reading {source.place} was killed; what was read before is kept"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _submit(pool: ProcessPoolExecutor, job: Job) -> Future[list[Outcome]]:
+    """Ctrl-C is for this process alone: those that are started here inherit that it is blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(work, job)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def work(job: Job) -> list[Outcome]:
     """Reads, checks and writes one job's files."""
     outcomes = []
-    with FlatWriter(job.path, job.spec) as writer:
-        for (file, row), episode in zip(job.files, _episodes(job), strict=True):
-            if isinstance(episode, str):
-                outcomes.append(Outcome(file=file, row=row, reason=episode))
-            else:
-                outcomes.append(Outcome(file=file, row=row, checksum=writer.write(row, episode)))
+    with FlatWriter(job.path, job.spec) as writer, job.source.opened() as open_file:
+        for file, row in job.files:
+            found = _episode(job.source, open_file, file, row, job.spec)
+            if isinstance(found, Episode):
+                found = Outcome(file=file, row=row, checksum=writer.write(row, found))
+            outcomes.append(found)
     return outcomes
-
-
-def _episodes(job: Job) -> Iterator[Episode | str]:
-    """Every file's episode, or the reason why it has none."""
-    with job.source.opened() as open_file:
-        for file, _ in job.files:
-            yield _episode(job.source, open_file, file, job.spec)
 
 
 def _episode(
     source: Source,
     open_file: Callable[[SourceFile], BinaryIO],
     file: SourceFile,
+    row: int,
     spec: TaskSpec,
-) -> Episode | str:
+) -> Episode | Outcome:
+    """The file's episode, or the outcome that there is none."""
     name = source.path(file)
     try:
         with open_file(file) as content:
             return parse_episode(content, name, spec)
     except ValueError as error:
-        return str(error)
-    except UNREADABLE as error:  # before numpy saw it: a damaged member of a zip, or no permission
-        return f"{name}: not readable ({error})"
+        return Outcome(file=file, row=row, reason=str(error))
+    except (OSError, MemoryError) as error:
+        reason = f"{name}: cannot be read now ({error})"
+        return Outcome(file=file, row=row, reason=reason, lasting=False)
 
 
 def _begin_work() -> None:
-    """A reading process leaves Ctrl-C to the ingest, and ends when the ingest is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A reading process ends when the ingest is gone."""
     parent = parent_process()
     assert parent is not None
 
@@ -263,27 +278,3 @@ def _begin_work() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _locked(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Holds a store's folder for this process alone, after whoever holds it now.
-
-    Raises:
-        ValueError: the folder cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = open(path / ".lock", "w")
-    except OSError as error:
-        raise ValueError(
-            f"data.store_dir: cannot write {path} ({error.strerror}), expected a place for "
-            "ingested episodes"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"waiting for another process that ingests into {path}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

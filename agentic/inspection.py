@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agentic.flat import CHECKED, FlatStore
+from agentic.flat import ARRAYS, FlatStore
 from agentic.sources import find_source
 from agentic.store import QUANTILES, EpisodeStore, Part
 
@@ -99,7 +99,7 @@ def duplicates(store: EpisodeStore) -> list[list[str]]:
         one, other = (parts[p][1] for p, _ in (a, b))
         try:
             return all(
-                np.array_equal(one.arrays[name][a[1]], other.arrays[name][b[1]]) for name in CHECKED
+                np.array_equal(one.arrays[name][a[1]], other.arrays[name][b[1]]) for name in ARRAYS
             )
         finally:
             one.release()
@@ -122,7 +122,9 @@ def print_amounts(store: EpisodeStore, data_dir: Path, console: Console) -> None
     domain, steps = store.specs[0].domain, store.steps
     table = Table(title=f"{domain}: episodes of {steps} steps")
     for heading in ("algorithm", "episodes", "steps", "files", "store"):
-        table.add_column(heading, justify="left" if heading == "algorithm" else "right")
+        table.add_column(
+            heading, justify="left" if heading == "algorithm" else "right", overflow="fold"
+        )
     for part, flat in flats(store):
         source = find_source(data_dir, domain, part.name)
         table.add_row(
@@ -151,11 +153,13 @@ def provenance(part: Part, flat: FlatStore) -> str:
         note = {"recipe": "unknown: collect.json is damaged"}
     if isinstance(note, dict):
         told = [
-            f"{k} {note[k]}" for k in ("recipe", "reward_task", "seed", "sessions") if k in note
+            f"{'last ' * (k == 'seed')}{k} {note[k]}"
+            for k in ("recipe", "reward_task", "sessions", "seed")
+            if k in note
         ]
         origin = f"collected here ({', '.join(told)})"
     else:
-        origin = "a download (no collect.json)"
+        origin = "not collected here (no collect.json)"
     names = [flat.index.names[row] for row in part.rows]
     return f"{origin} from {flat.index.source}, {names[0]} to {names[-1]}"
 
@@ -164,7 +168,7 @@ def print_returns(store: EpisodeStore, console: Console) -> None:
     """Quantiles of the episodes' returns, task by task."""
     table = Table(title="returns by task")
     for heading in ("task", *QUANTILES, "mean"):
-        table.add_column(heading, justify="left" if heading == "task" else "right")
+        table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
     for spec, quantiles in zip(store.specs, store.return_quantiles(), strict=True):
         table.add_row(spec.name, *(f"{value:.1f}" for value in quantiles.values()))
     console.print(table)
@@ -174,7 +178,9 @@ def print_ranges(store: EpisodeStore, console: Console) -> None:
     """Ranges of actions and observations, one line per entry."""
     table = Table(title="ranges of actions and observations")
     for heading in ("entry", "min", "mean", "std", "max", "at bounds"):
-        table.add_column(heading, justify="left" if heading == "entry" else "right")
+        table.add_column(
+            heading, justify="left" if heading == "entry" else "right", overflow="fold"
+        )
     for name in ("action", "observation"):
         found = ranges(store, name)
         for d, values in enumerate(

@@ -32,20 +32,15 @@ class Ledger:
         self._rows = [_UNUSED if entry[0] in changing else entry for entry in entries]
         self._rejected = {r.name: r for r in index.rejected if r.name not in changing}
 
-    def free_rows(self, count: int) -> list[int]:
-        """Rows out of use, then new ones behind the last."""
-        unused = [row for row, entry in enumerate(self._rows) if entry == _UNUSED]
-        return [*unused, *range(len(self._rows), len(self._rows) + count)][:count]
-
     def enter(self, file: SourceFile, row: int, checksum: int) -> None:
         """The file's episode is in this row."""
         self._rows += [_UNUSED] * (row + 1 - len(self._rows))
         self._rows[row] = (file.name, file.size, file.stamp, checksum)
 
-    def reject(self, file: SourceFile, reason: str) -> None:
-        """The file holds no sound episode."""
+    def reject(self, file: SourceFile, reason: str, *, lasting: bool) -> None:
+        """The file holds no sound episode; a reason that may pass has it read again next time."""
         self._rejected[file.name] = Rejected(
-            name=file.name, size=file.size, stamp=file.stamp, reason=reason
+            name=file.name, size=file.size, stamp=file.stamp if lasting else -1, reason=reason
         )
 
     def save(self, path: Path, *, finished: bool = False, **changes: str | None) -> Index:

@@ -9,6 +9,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from agentic.flat import FlatStore
+from agentic.relabel import MODES, changed_rewards
 from envs import TaskSpec, domain_tasks, reward
 from envs.simulator import Simulator
 
@@ -96,10 +97,11 @@ def replay(
 
 
 def verify(flat: FlatStore, episodes: int, console: Console) -> bool:
-    """Checks every row's checksum, plays `episodes` sound ones again, and prints what was found.
+    """Checks every row and its rewards, plays `episodes` again, and prints what was found.
 
     Returns:
-        Whether all checksums are right; differences from the simulator are only reported.
+        Whether all checksums and rewards are right; differences from the simulator are only
+        reported.
     """
     title = f"{flat.index.domain}/{flat.index.algorithm}"
     changed = set(changed_rows(flat))
@@ -107,9 +109,18 @@ def verify(flat: FlatStore, episodes: int, console: Console) -> bool:
         console.print(f"{title}: row {row}, {flat.index.names[row]}, is not what was stored")
     sound = [row for row in flat.rows.values() if row not in changed]
     console.print(f"{title}: {len(sound):,} of {len(flat.rows):,} checksums are right")
+    specs = domain_tasks(flat.index.domain)
+    wrong = [
+        (spec, mode, row)
+        for spec in specs
+        for mode in MODES
+        for row in changed_rewards(flat, spec, mode)
+    ]
+    for spec, mode, row in wrong:
+        name = flat.index.names[row]
+        console.print(f"{title}: row {row}, {name}, has other rewards of {spec.name}, {mode}")
     rows = spread(sound, episodes)
     if rows:
-        specs = domain_tasks(flat.index.domain)
         simulators = [Simulator(spec.name) for spec in specs]
         replays = [
             replay(simulators, *(flat.arrays[name][row] for name in _REPLAYED))
@@ -118,7 +129,7 @@ def verify(flat: FlatStore, episodes: int, console: Console) -> bool:
         for simulator in simulators:
             simulator.close()
         console.print(_table(f"{title}: {len(rows)} episodes played again", specs, replays))
-    return not changed
+    return not (changed or wrong)
 
 
 _REPLAYED = ("observation", "action", "physics")

@@ -78,7 +78,8 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
     else:
         run_dir = Path(config.run_dir)
         if _begun(run_dir):
-            if replace(read_config(run_dir), run_dir=config.run_dir) != config:
+            before = read_config(run_dir)
+            if before.learning != config.learning or before.data_dir != config.data_dir:
                 raise ValueError(
                     f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
                     f"or resume={run_dir} alone to go on with it"
@@ -169,6 +170,8 @@ def print_start(
     chains = max(1, config.batch_steps // (trajectories * store.steps))
     sequence = trajectories * store.steps * model.spec.tokens_per_step
     table = Table(title=str(run_dir), show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     table.add_row("data", f"{store.episodes:,} episodes of {store.steps} steps")
     for part in store.parts:
         table.add_row(f"data, {part.name}", part.summary)

@@ -109,18 +109,29 @@ class ChainSampler:
         length = max(1, total // count)
         B = max(1, self.config.window_steps // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
-        best_B = self._best(rng, task_B, count)
-        part_B = rng.random(B) if self.config.spread == "drawn" else np.zeros(B)
-        floor_B = (best_B * part_B).astype(int)
-        end_B = np.maximum(best_B, floor_B + 1)  # of the others: below the best, where there is one
-        others_BN = self._ranks(rng, task_B, floor_B, end_B, count - 1)
-        rank_BN = np.column_stack([np.sort(others_BN), best_B])
+        if self._any:
+            zero_B = np.zeros(B, int)
+            all_BN = self._ranks(rng, task_B, zero_B, zero_B + self.ranked_KE.shape[1], count)
+            rank_BN = np.sort(all_BN)
+        else:
+            best_B = self._best(rng, task_B, count)
+            part_B = rng.random(B) if self.config.spread == "drawn" else np.zeros(B)
+            floor_B = (best_B * part_B).astype(int)
+            # The others: below the best where there is one, or up to it.
+            end_B = np.maximum(best_B + self.config.replacement, floor_B + 1)
+            others_BN = self._ranks(rng, task_B, floor_B, end_B, count - 1)
+            rank_BN = np.column_stack([np.sort(others_BN), best_B])
         return Windows(
             length=length,
             task=task_B,
             episodes=self.ranked_KE[task_B[:, None], rank_BN],
             start=rng.integers(T - length + 1, size=(B, count)),
         )
+
+    @property
+    def _any(self) -> bool:
+        """The paper's chains: any N trajectories, whichever of them is the best."""
+        return self.config.best_from == 1 and self.config.spread == "full"
 
     def _count(self, rng: np.random.Generator) -> int:
         """n, the trajectories of this micro-batch's chains."""
@@ -130,7 +141,8 @@ class ChainSampler:
     def _best(self, rng: np.random.Generator, task_B: np.ndarray, count: int) -> np.ndarray:
         """Ranks of the chains' best episodes (B,): from the top `best_from`, others fit below."""
         episodes = self.ranked_KE.shape[1]
-        top = min(math.ceil(episodes * (1 - self.config.best_from)), episodes - 1)
+        share = round(episodes * (1 - self.config.best_from), 6)  # 0.7 of 10 are 7, not 6.9999
+        top = min(math.ceil(share), episodes - 1)
         low = top if self.config.replacement else max(top, count - 1)
         if self._mass_KE is None:
             return rng.integers(low, episodes, size=len(task_B))
@@ -160,6 +172,8 @@ class ChainSampler:
         self, rng: np.random.Generator, task: int, low: int, high: int, count: int
     ) -> np.ndarray:
         """Ascending ranks from low to high - 1, (count,): all different, or with replacement."""
+        if count == 0:
+            return np.zeros(0, int)
         share_E = None
         if self._mass_KE is not None:
             weight_E = np.diff(self._mass_KE[task, low : high + 1])
@@ -177,7 +191,7 @@ class ChainSampler:
         """
         task = int(rng.integers(len(self.ranked_KE)))
         ranked_E = self.ranked_KE[task]
-        if self.config.best_from == 1 and self.config.spread == "full":  # the paper's: any N
+        if self._any:
             ranks = self._different(rng, task, 0, len(ranked_E), count)
         else:
             best = int(self._best(rng, np.array([task]), count)[0])

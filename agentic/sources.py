@@ -1,6 +1,8 @@
 """Where one algorithm's episode files lie: ExoRL's buffer folder, or its zip as downloaded."""
 
+import functools
 import io
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ class SourceFile:
     index: int
     steps: int  # as the name says
     size: int  # bytes
-    stamp: int  # nanoseconds of the last modification; in a zip the member's CRC
+    stamp: int  # nanoseconds of the last modification; in a zip the zip's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,52 +39,94 @@ class Source:
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[SourceFile], BinaryIO]]:
-        """Yields what opens a file; a zip's directory is read once for all of them.
+        """Yields what opens a file.
 
         Raises:
-            OSError, zipfile.BadZipFile: the place cannot be read; the function yielded raises the
-                same, and zlib.error, for one file.
+            OSError: the place cannot be read; the function yielded raises it for one file, and
+                ValueError for a damaged member of a zip.
         """
         if self.place.is_dir():
             yield lambda file: open(self.place / file.name, "rb")
         else:
-            with zipfile.ZipFile(self.place) as archive:
-                yield lambda file: io.BytesIO(archive.read(f"buffer/{file.name}"))
+            archive = _archive(self.place, self.place.stat().st_mtime_ns)
+            yield lambda file: self._member(archive, file)
+
+    def _member(self, archive: zipfile.ZipFile, file: SourceFile) -> BinaryIO:
+        try:
+            return io.BytesIO(archive.read(f"buffer/{file.name}"))
+        except Exception as error:  # damage shows in zipfile, zlib and lzma alike
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk, and not of the content
+            raise ValueError(f"{self.path(file)}: damaged in the zip ({error})") from error
 
 
 def find_source(data_dir: Path, domain: str, algorithm: str) -> Source | None:
     """The algorithm's `buffer` folder, else its `<algorithm>.zip` as published, else None.
 
-    None as well where the folder or the zip holds no episodes.
+    A folder without episodes gives way to the zip.
 
     Raises:
-        ValueError: the zip cannot be read.
+        ValueError: the zip cannot be read, or holds no episodes.
     """
     folder = buffer_dir(data_dir, domain, algorithm)
     if folder.is_dir():
-        found = [_in_folder(path) for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
+        paths = (path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name))
+        found = [file for file in map(_in_folder, paths) if file is not None]
         if found:
             return _source(domain, algorithm, folder, found)
-    archive = data_dir / domain / f"{algorithm}.zip"
-    if archive.is_file():
-        try:
-            with zipfile.ZipFile(archive) as opened:
-                found = [_in_zip(info) for info in opened.infolist() if _is_member(info.filename)]
-        except (zipfile.BadZipFile, OSError) as error:
-            raise ValueError(f"{archive}: not a readable zip ({error})") from error
-        if found:
-            return _source(domain, algorithm, archive, found)
-    return None
+    place = archive_path(data_dir, domain, algorithm)
+    if not place.is_file():
+        return None
+    stamp = place.stat().st_mtime_ns
+    try:
+        infos = {info.filename: info for info in _archive(place, stamp).infolist()}
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{place}: not a readable zip ({error})") from error
+    found = [_in_zip(info, stamp) for name, info in infos.items() if _is_member(name)]
+    if not found:
+        raise ValueError(
+            f"{place}: got a zip without any buffer/<name>_<index>_<length>.npz, expected ExoRL's; "
+            "was the download cut off?"
+        )
+    return _source(domain, algorithm, place, found)
+
+
+def check_level(data_dir: Path) -> None:
+    """Refuses what lies inside the data: a domain's folder, or an algorithm's.
+
+    Raises:
+        ValueError: it is one; says what is expected.
+    """
+    if (data_dir / "buffer").is_dir():
+        expected = data_dir / ".." / ".."
+    elif any(data_dir.glob("*/buffer")):
+        expected = data_dir / ".."
+    else:
+        return
+    raise ValueError(
+        f"data_dir: got {data_dir}, a folder inside the data, expected {expected.resolve()}, which "
+        "holds <domain>/<algorithm>/buffer"
+    )
+
+
+def archive_path(data_dir: Path, domain: str, algorithm: str) -> Path:
+    """Where ExoRL's published zip belongs."""
+    return data_dir / domain / f"{algorithm}.zip"
+
+
+@functools.lru_cache(maxsize=1)
+def _archive(place: Path, stamp: int) -> zipfile.ZipFile:
+    """The zip as it was modified at `stamp`; its directory of 40,000 members is read once."""
+    return zipfile.ZipFile(place)
 
 
 def find_algorithms(data_dir: Path, domain: str) -> list[str]:
-    """The algorithms of which `data_dir` holds a buffer, a zip or an ingested store."""
+    """The algorithms of which `data_dir` holds a buffer or a zip."""
     folder = data_dir / domain
     if not folder.is_dir():
         return []
     names = {path.stem for path in folder.glob("*.zip")}
-    names |= {path.parent.name for kind in ("buffer", "store") for path in folder.glob(f"*/{kind}")}
-    return sorted(names)
+    return sorted(names | {path.parent.name for path in folder.glob("*/buffer")})
 
 
 def file_order(name: str) -> tuple[int, str]:
@@ -101,11 +145,18 @@ def _numbers(name: str) -> dict[str, int]:
     return {"index": int(match[1]), "steps": int(match[2])}
 
 
-def _in_folder(path: Path) -> SourceFile:
-    status = path.stat()
-    return SourceFile(
-        name=path.name, size=status.st_size, stamp=status.st_mtime_ns, **_numbers(path.name)
-    )
+def _in_folder(path: Path) -> SourceFile | None:
+    """None for what is no file; one that cannot be looked at is told when it is read."""
+    size, stamp = -1, -1
+    try:
+        status = path.stat()
+    except OSError:
+        pass
+    else:
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        size, stamp = status.st_size, status.st_mtime_ns
+    return SourceFile(name=path.name, size=size, stamp=stamp, **_numbers(path.name))
 
 
 def _is_member(name: str) -> bool:
@@ -113,6 +164,6 @@ def _is_member(name: str) -> bool:
     return folder == "buffer" and FILE_NAME.fullmatch(file) is not None
 
 
-def _in_zip(info: zipfile.ZipInfo) -> SourceFile:
+def _in_zip(info: zipfile.ZipInfo, stamp: int) -> SourceFile:
     name = info.filename.rpartition("/")[2]
-    return SourceFile(name=name, size=info.file_size, stamp=info.CRC, **_numbers(name))
+    return SourceFile(name=name, size=info.file_size, stamp=stamp, **_numbers(name))

@@ -12,11 +12,11 @@ import numpy as np
 
 from agentic.config import DataConfig
 from agentic.episodes import buffer_dir
-from agentic.flat import FlatStore, read_index, store_path
+from agentic.flat import FlatStore, store_path
 from agentic.ingest import ingest
 from agentic.relabel import Rewards, rewards
 from agentic.selection import Selection, parse_all
-from agentic.sources import Source, SourceFile, file_order, find_source
+from agentic.sources import Source, SourceFile, archive_path, check_level, find_source
 from envs import TaskSpec
 
 QUANTILES = {
@@ -266,19 +266,18 @@ def _part(
     path = store_path(Path(data.store_dir or data_dir), spec.domain, name)
     workers = (os.cpu_count() or 1) if data.workers is None else data.workers
     source = find_source(data_dir, spec.domain, name)
-    lengths: dict[int, int] = {}
-    if source is not None:
-        whole, lengths = _whole_episodes(source, spec, data)
-        wanted = selection.take(whole, spec.episode_steps)
-        flat = ingest(
-            source, wanted, path, spec, on_bad_file=data.on_bad_file, workers=workers, tell=tell
-        )
-        names = [file.name for file in wanted]
-    elif read_index(path, spec) is not None:  # the npz files may go after an ingest
-        flat = FlatStore.open(path, spec)
-        names = selection.take(sorted(flat.rows, key=file_order), spec.episode_steps)
-    else:
+    if source is None:
+        check_level(data_dir)
         raise _nothing(buffer_dir(data_dir, spec.domain, name), spec)
+    beside = archive_path(data_dir, spec.domain, name)
+    if source.place != beside and beside.is_file():
+        tell(f"{source.place} is read, {beside} beside it is not")
+    whole, lengths = _whole_episodes(source, spec, data)
+    wanted = selection.take(whole, spec.episode_steps)
+    flat = ingest(
+        source, wanted, path, spec, on_bad_file=data.on_bad_file, workers=workers, tell=tell
+    )
+    names = [file.name for file in wanted]
     rows = np.array([flat.rows[n] for n in names if n in flat.rows])
     chosen = set(names)
     reasons = tuple(r.reason for r in flat.index.rejected if r.name in chosen)
@@ -286,15 +285,31 @@ def _part(
         raise ValueError(
             f"algorithms: none of the {len(names)} files of {name} is sound: {reasons[0]}"
         )
+    return part_of(
+        flat, rows, specs, data.relabel, workers=workers, other_lengths=lengths, rejected=reasons
+    )
+
+
+def part_of(
+    flat: FlatStore,
+    rows: np.ndarray,
+    specs: tuple[TaskSpec, ...],
+    relabel: str,
+    *,
+    workers: int = 1,
+    other_lengths: dict[int, int] | None = None,
+    rejected: tuple[str, ...] = (),
+) -> Part:
+    """Rows of a flat store with the rewards of some tasks, which are computed if need be."""
     return Part(
-        name=name,
+        name=flat.index.algorithm,
         rows=rows,
         observation=flat.arrays["observation"],
         action=flat.arrays["action"],
         moments=flat.arrays["moments"],
-        rewards=tuple(rewards(flat, s, data.relabel, workers) for s in specs),
-        other_lengths=lengths,
-        rejected=reasons,
+        rewards=tuple(rewards(flat, spec, relabel, workers) for spec in specs),
+        other_lengths=other_lengths or {},
+        rejected=rejected,
         flat=flat,
     )
 
@@ -330,8 +345,9 @@ def _what_is_there(directory: Path) -> str:
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent
-    names = sorted(p.name for p in place.iterdir())[:5] if place.is_dir() else []
-    return f"{place} with {', '.join(names) if names else 'nothing in it'}"
+    names = sorted(p.name for p in place.iterdir()) if place.is_dir() else []
+    more = ["..."] if len(names) > 8 else []
+    return f"{place} with {', '.join(names[:8] + more) or 'nothing in it'}"
 
 
 def split(store: EpisodeStore, share: float) -> tuple[np.ndarray, np.ndarray]:

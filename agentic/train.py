@@ -47,7 +47,7 @@ def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
 def command(values: dict[str, Any]) -> None:
     """Trains, or goes on training, then evaluates."""
     config, run_dir, resumed = open_run(values, HydraConfig.get().overrides.task)
-    console = Console()
+    console = Console(markup=False)
     store = prepare_data(config, console)
     training, held_out = split(store, config.holdout)
     if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates

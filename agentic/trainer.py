@@ -161,9 +161,9 @@ class Trainer:
                 f"({state['data']['episodes']} episodes); their returns differ"
             )
         # Settings that are newer than the checkpoint have their defaults there.
-        given, own = asdict(self.config), asdict(build(TrainConfig, state["config"]))
-        places = ("run_dir", "resume", "data_dir")
-        changed = [k for k in given if given[k] != own[k] and k not in places]
+        before = build(TrainConfig, state["config"])
+        given, own = asdict(self.config.learning), asdict(before.learning)
+        changed = [k for k in given if given[k] != own[k]]
         if changed:
             raise ValueError(
                 f"{changed[0]}: got {given[changed[0]]}, expected {own[changed[0]]} as in the "

@@ -7,6 +7,7 @@ import numpy as np
 
 from agentic import store
 from agentic.config import ChainConfig
+from agentic.flat import FlatStore, store_path
 from agentic.sampler import ChainSampler
 from agentic.stream import ChainStream
 from envs import TASKS
@@ -15,7 +16,10 @@ from envs import TASKS
 def resident_bytes(data_dir: Path, config: ChainConfig) -> tuple[int, list[int]]:
     """Bytes of the store `noise`, and of the process after every 50 of 1,000 micro-batches."""
     store.HELD_BYTES = 2**24
-    noise = store.load_store(data_dir, (TASKS["walker_walk"],), ("noise",))
+    spec = TASKS["walker_walk"]
+    flat = FlatStore.open(store_path(data_dir, spec.domain, "noise"), spec)
+    part = store.part_of(flat, np.arange(len(flat.rows)), (spec,), "with_control")
+    noise = store.EpisodeStore((spec,), (part,))
     every = np.arange(noise.episodes)
     sampler = ChainSampler(noise, every, config, batch_steps=3000, seed=0)
     stream = ChainStream(sampler, threads=4)

@@ -1,7 +1,7 @@
 """What a learner keeps beside the episodes, so that an interrupted collection goes on learning."""
 
 import io
-import pickle
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,11 @@ from agentic.episodes import episode_files, write_atomically
 
 FORMAT = "agentic-learner"
 VERSION = 1
+
+
+def _checksum(content: bytes) -> bytes:
+    """CRC-32, at the end of the file."""
+    return zlib.crc32(content).to_bytes(4, "little")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,8 @@ class Memory:
         """Replaces the file by a dict of plain types and tensors, whole or not at all."""
         buffer = io.BytesIO()
         torch.save({"format": FORMAT, "version": VERSION, **state}, buffer)
-        write_atomically(self.path, buffer.getvalue())
+        content = buffer.getvalue()
+        write_atomically(self.path, content + _checksum(content))
 
     def load(self) -> dict[str, Any]:
         """The last state saved; nothing but plain types and tensors is ever unpickled.
@@ -55,12 +61,13 @@ class Memory:
         """
         if not self.path.is_file():
             raise ValueError(f"{self.path} is missing")
-        try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as e:
-            raise ValueError(f"{self.path} is damaged ({type(e).__name__})") from e
-        found = (state.get("format"), state.get("version")) if isinstance(state, dict) else None
-        if found != (FORMAT, VERSION):
+        content = self.path.read_bytes()
+        content, checksum = content[:-4], content[-4:]
+        if _checksum(content) != checksum:
+            raise ValueError(f"{self.path} is damaged")
+        # Whole, so what is in it is what was saved.
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if (state["format"], state["version"]) != (FORMAT, VERSION):
             raise ValueError(f"{self.path} is not a learner of this version")
         return state
 

@@ -1,4 +1,5 @@
 import json
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from conftest import make_episode
 from agentic import collector
 from agentic.config import CollectConfig, small_rnd
 from agentic.episodes import buffer_dir, episode_files, read_episode, write_episode
+from agentic.locks import locked
 from envs import TASKS
 
 SPEC = TASKS["jaco_reach_top_left"]
@@ -111,7 +113,7 @@ def test_two_processes_never_write_into_one_folder(tmp_path):
     directory = buffer_dir(tmp_path, "jaco", "random")
     directory.mkdir(parents=True)
     with (
-        collector._locked(directory.parent),
+        locked(directory.parent, lambda: None),
         pytest.raises(ValueError, match="another process is collecting into"),
     ):
         collector.collect(_config(), tmp_path, seed=0)
@@ -123,13 +125,25 @@ def test_the_time_limit_ends_it(tmp_path):
     assert len(episode_files(buffer_dir(tmp_path, "jaco", "random"))) == 1
 
 
-def test_nothing_is_collected_into_a_download(tmp_path):
+@pytest.mark.parametrize("zipped", [False, True])
+def test_nothing_is_collected_into_a_download(tmp_path, zipped):
     directory = buffer_dir(tmp_path, "jaco", "random")
     directory.mkdir(parents=True)
-    write_episode(directory / "episode_000000_250.npz", make_episode(SPEC, 0))
+    path = directory / "episode_000000_250.npz"
+    write_episode(path, make_episode(SPEC, 0))
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "jaco" / "random.zip", "w") as writing:
+            writing.write(path, f"buffer/{path.name}")
+        path.unlink()
+        directory.rmdir()
+    assert not collector.unfinished(_config(), tmp_path)
     with pytest.raises(ValueError, match="holds episodes that were not collected here"):
         collector.collect(_config(), tmp_path, seed=0)
-    assert len(episode_files(directory)) == 1
+    assert len(episode_files(directory)) == (0 if zipped else 1)
+    for inside in ("jaco", "jaco/random")[: 1 if zipped else 2]:
+        if not zipped:
+            with pytest.raises(ValueError, match="a folder inside the data"):
+                collector.collect(_config(), tmp_path / inside, seed=0)
 
 
 def test_a_download_needs_no_collection(cartpole_data):

@@ -140,7 +140,7 @@ def test_export_then_import(workplace, tmp_path, monkeypatch, through):
         (["verify", "algorithms=[]"], ["data_dir: looked for data/cartpole"]),
         (["verify", "episodes=-1"], ["episodes: got -1"]),
         (["import"], ["source: got None", "for import"]),
-        (["verify", "source=x"], ["source: got x", "else null"]),
+        (["verify", "source=x"], ["source: got x", "null for other actions"]),
         (["import", "source=nowhere-v0"], ["source: got 'nowhere-v0'"]),
         (["import", "source=x", "name=../x"], ["name: got '../x'"]),
         (["inspect", "data.on_bad_file=maybe"], ["data.on_bad_file: got 'maybe'"]),

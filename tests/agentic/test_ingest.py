@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -6,6 +7,7 @@ import sys
 import threading
 import time
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from conftest import make_episode
 
 from agentic import ingest as ingesting
 from agentic.episodes import buffer_dir, write_episode
-from agentic.flat import FlatStore, read_index, row_bytes, store_path
+from agentic.flat import FlatStore, read_index, row_bytes, store_path, write_index
 from agentic.ingest import ingest
+from agentic.locks import locked
 from agentic.sources import find_source
 from envs import TASKS
 
@@ -111,8 +114,9 @@ def test_added_and_changed_files_are_noticed(place):
     assert _holds(flat, 3, seed=300)
     assert all(_holds(flat, i) for i in range(13) if i != 3)
     assert flat.digest != before
-    # The changed file has its old row again: nothing grows by editing.
-    assert len(flat.index.names) == 13
+    # A running training may have the old row mapped: it stays as it is, out of use.
+    assert flat.index.names[3] == ""
+    assert np.array_equal(flat.arrays["action"][3], make_episode(SPEC, 3).action)
 
 
 def test_a_file_touched_alone_is_read_again(place):
@@ -146,11 +150,13 @@ def _damage(path):
 
 def test_a_bad_file_ends_it_by_name_and_what_was_read_is_kept(place):
     _damage(place.file(5))
-    for _ in range(2):  # the second time from what the first one noted
+    for todo in (12, 6):  # the second time behind what the first one kept and noted
         with pytest.raises(ValueError, match=r"episode_000005_1000.npz.*on_bad_file=skip"):
             place.ingest()
+        assert f"reading {todo} files" in place.told[0]
     write_episode(place.file(5), make_episode(SPEC, 5))
     flat = place.ingest()
+    assert flat.index.finished
     assert all(_holds(flat, i) for i in range(12))
 
 
@@ -199,7 +205,7 @@ def test_a_disk_that_is_too_small_is_refused_before(place, monkeypatch):
 
 def test_a_second_ingest_waits_for_the_first(place):
     place.path.mkdir(parents=True)
-    with ingesting._locked(place.path, place.told.append):
+    with locked(place.path, lambda: None):
         second = threading.Thread(target=place.ingest)
         second.start()
         deadline = time.monotonic() + 20
@@ -264,6 +270,91 @@ def test_a_killed_ingest_leaves_nothing_that_looks_finished(place, tmp_path, mon
     assert len(flat.rows) == 200
 
 
+def _npy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def test_an_array_that_is_gone_is_not_made_of_zeros(place):
+    place.ingest()
+    write_episode(place.file(12), make_episode(SPEC, 12))
+    (place.path / "observation.npy").unlink()
+    with pytest.raises(OSError, match="observation.npy"):
+        place.ingest()
+    (place.path / "observation.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match="observation.npy: damaged"):
+        place.ingest()
+
+
+def test_an_unfinished_store_is_finished_even_if_nothing_is_missing(place):
+    index = place.ingest().index
+    write_index(place.path, replace(index, finished=False))
+    assert place.ingest().index.finished
+    assert read_index(place.path, SPEC).finished
+
+
+def test_a_file_is_out_of_use_from_when_it_is_read_again(place, monkeypatch):
+    place.ingest()
+    os.utime(place.file(5), ns=(1, 1))
+    monkeypatch.setattr(ingesting, "work", None)
+    with pytest.raises(TypeError):
+        place.ingest()
+    index = read_index(place.path, SPEC)
+    assert not index.finished
+    assert "episode_000005_1000.npz" not in index.names
+
+
+def test_what_the_system_cannot_read_now_is_tried_again(place, monkeypatch):
+    def fails(file, name, spec):
+        raise OSError(5, "Input/output error", name)
+
+    whole = ingesting.parse_episode
+    monkeypatch.setattr(ingesting, "parse_episode", fails)
+    with pytest.raises(ValueError, match="episode_000000_1000.npz: cannot be read now"):
+        place.ingest()
+    assert place.ingest("skip").index.names == ()
+    monkeypatch.setattr(ingesting, "parse_episode", whole)
+    assert len(place.ingest().rows) == 12
+
+
+def test_a_zip_is_read_again_when_it_changes(place):
+    archive = place.data_dir / "cartpole" / "rnd.zip"
+
+    def load(seed):
+        with zipfile.ZipFile(archive, "w") as writing:
+            for i in (0, 1):
+                path = place.data_dir / "one.npz"
+                write_episode(path, make_episode(SPEC, seed + i))
+                writing.write(path, f"buffer/episode_{i:06d}_1000.npz")
+        os.utime(archive, ns=(seed, seed))
+        source = find_source(place.data_dir, "cartpole", "rnd")
+        return ingest(
+            source,
+            source.files,
+            place.path,
+            SPEC,
+            on_bad_file="error",
+            workers=1,
+            tell=place.told.append,
+        )
+
+    assert _holds(load(40), 1, seed=41)
+    flat = load(60)
+    assert _holds(flat, 0, seed=60)
+    assert _holds(flat, 1, seed=61)
+
+
+def test_what_is_no_file_is_left_alone(place):
+    (place.directory / "episode_000050_1000.npz").mkdir()
+    os.mkfifo(place.directory / "episode_000051_1000.npz")
+    (place.directory / "._episode_000052_1000.npz").write_bytes(b"")
+    assert len(place.ingest().rows) == 12
+    (place.directory / "episode_000053_1000.npz").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="episode_000053_1000.npz: cannot be read now"):
+        place.ingest()
+
+
 def _index(name):
     return int(name.split("_")[1])
 
@@ -315,6 +406,9 @@ def test_a_damaged_array_is_named(place):
         (content[:-1], "shorter than it says"),
         (b"nonsense", "magic string"),
         (b"", "magic string"),
+        (_npy(np.zeros((5, 1001, 4))), "expected float64 .12, 1001, 4"),
+        (_npy(np.zeros((4, 1001, 12)).T), "not a plain array"),
+        (content.replace(b"'shape'", b"'shape(", 1), "damaged"),
         ((place.path / "action.npy").read_bytes(), "expected float64"),
     ):
         array.write_bytes(wrong)

@@ -110,7 +110,7 @@ def test_everything_is_told(tmp_path):
     text = _text(store, tmp_path)
     for word in (
         "jaco: episodes of 250 steps",
-        "rnd: a download (no collect.json)",
+        "rnd: not collected here (no collect.json)",
         "episode_000000_250.npz to episode_000001_250.npz",
         "rejected: ",
         "episode_000002_250.npz: not a readable npz",
@@ -135,7 +135,7 @@ def test_provenance_of_collected_and_of_damaged_notes(tmp_path):
     _write(tmp_path, "td3", [0])
     note = tmp_path / "jaco" / "td3" / "collect.json"
     for content, expected in (
-        (json.dumps({"recipe": "td3", "seed": 5, "sessions": 2}), "recipe td3, seed 5, sessions 2"),
+        (json.dumps({"recipe": "td3", "seed": 5, "sessions": 2}), "recipe td3, sessions 2, last seed 5"),
         ("{", "collect.json is damaged"),
     ):
         note.write_text(content)

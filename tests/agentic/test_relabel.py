@@ -62,16 +62,66 @@ def test_rewards_are_computed_once_and_again_when_a_row_changes(cartpole_data, m
     assert np.flatnonzero(after[0] != before[0]).tolist() == [3]
 
 
-def test_half_written_rewards_are_made_anew(cartpole_data):
+def test_damaged_rewards_are_made_anew_and_leftovers_go(cartpole_data):
     flat = _flat(cartpole_data)
     returns = np.array(rewards(flat, SPEC, "with_control").returns)
     folder = flat.path / "rewards"
-    (folder / "cartpole_swingup.with_control.json").unlink()
-    (folder / "cartpole_swingup.with_control.reward.npy").write_bytes(b"")
-    assert np.array_equal(rewards(flat, SPEC, "with_control").returns, returns)
-    (folder / "cartpole_swingup.with_control.json").write_text("{")
-    assert np.array_equal(rewards(flat, SPEC, "with_control").returns, returns)
-    assert [p.name for p in folder.iterdir() if "tmp" in p.name] == []
+    (path,) = folder.glob("*.reward.npy")
+    (folder / "cartpole_swingup.with_control.tmp").write_bytes(b"left by a kill")
+    for damage in (
+        lambda: path.unlink(),
+        lambda: path.write_bytes(b""),
+        lambda: np.save(path, np.zeros((12, 1000))),
+        lambda: np.save(path, np.zeros((3, 250), np.float32)),
+    ):
+        damage()
+        found = rewards(flat, SPEC, "with_control")
+        assert np.array_equal(found.returns, returns)
+        assert found.reward.sum(axis=1, dtype=np.float64) == pytest.approx(returns)
+    assert len(list(folder.glob("*.npy"))) == 3
+    assert list(folder.glob("*.tmp")) == []
+
+
+def test_rewards_of_other_rows_or_formulas_are_not_taken(cartpole_data, monkeypatch):
+    flat = _flat(cartpole_data)
+    rewards(flat, SPEC, "with_control")
+    calls = []
+    plain = relabelling._relabel
+    monkeypatch.setattr(relabelling, "_relabel", lambda *a: calls.append(1) or plain(*a))
+    monkeypatch.setattr(relabelling, "FORMULAS", relabelling.FORMULAS + 1)
+    rewards(flat, SPEC, "with_control")
+    assert calls
+    assert len(list((flat.path / "rewards").glob("*.npy"))) == 3  # the former ones are gone
+
+
+def test_a_state_without_a_finite_reward_names_its_file(tmp_path):
+    spec = TASKS["walker_walk"]
+    directory = buffer_dir(tmp_path, "walker", "rnd")
+    directory.mkdir(parents=True)
+    for i in range(3):
+        episode = make_episode(spec, i)
+        if i == 1:
+            episode.physics[500, 4:] = 1e308
+        write_episode(directory / f"episode_{i:06d}_1000.npz", episode)
+    with pytest.raises(
+        ValueError, match=r"episode_000001_1000.npz: .*no finite walker_walk reward"
+    ):
+        load_store(tmp_path, (spec,), ("rnd",))
+
+
+def test_changed_rewards_are_found(cartpole_data):
+    flat = _flat(cartpole_data)
+    assert relabelling.changed_rewards(flat, SPEC, "state_only") == []  # there are none
+    rewards(flat, SPEC, "with_control")
+    assert relabelling.changed_rewards(flat, SPEC, "with_control") == []
+    for name in ("reward", "return_to_go", "returns"):
+        (path,) = (flat.path / "rewards").glob(f"*.{name}.npy")
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1  # the last row's
+        path.write_bytes(content)
+        assert relabelling.changed_rewards(flat, SPEC, "with_control") == [11]
+        content[-1] ^= 1
+        path.write_bytes(content)
 
 
 def test_all_tasks_of_a_domain_from_one_store(tmp_path):

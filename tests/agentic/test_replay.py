@@ -109,3 +109,16 @@ def test_rows_out_of_use_are_passed_over(tmp_path):
     console = Console(record=True, width=100)
     assert verify(again, 5, console)
     assert "1 of 1 checksums" in console.export_text()
+
+
+@pytest.mark.parametrize("name", ["moments", "rewards/*.return_to_go", "rewards/*.returns"])
+def test_a_flipped_bit_anywhere_is_found(tmp_path, name):
+    flat = _stored(tmp_path, "cartpole_swingup", 3)
+    console = Console(record=True, width=200)
+    assert verify(flat, 0, console)
+    (path,) = flat.path.glob(f"{name}.npy")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert not verify(FlatStore.open(flat.path, TASKS["cartpole_swingup"]), 0, console)
+    assert "row 2, episode_000002_1000.npz" in console.export_text()

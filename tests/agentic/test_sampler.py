@@ -236,3 +236,87 @@ def test_with_replacement_a_trajectory_may_come_twice(best_from):
     assert (best_from == 1.0) == ((0, 0, 0) in chains)
     windows = _sampler(store, replacement=True, best_from=best_from, window_share=1.0).draw(0)
     assert windows.episodes.shape[1] == 3
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "return"])
+@pytest.mark.parametrize("spread", ["full", "drawn"])
+@pytest.mark.parametrize("best_from", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("returns", [[3.0], [2.0, 2.0], [0.0, 0.0, 5.0], [-1.0, -2.0, -3.0, 0.0]])
+def test_few_or_equal_episodes_make_chains_of_any_length(returns, best_from, spread, weighting):
+    store = make_store(returns)
+    for replacement in (False, True):
+        sampler = _sampler(
+            store,
+            trajectories=4 if replacement else len(returns),
+            count="uniform",
+            replacement=replacement,
+            best_from=best_from,
+            spread=spread,
+            weighting=weighting,
+            window_share=0.5,
+        )
+        for i in range(60):
+            drawn = sampler.draw(i)
+            for chain in [drawn.episodes] if isinstance(drawn, Windows) else drawn:
+                ids = chain if isinstance(chain, np.ndarray) else np.array([chain.episodes])
+                assert (np.diff(store.returns[0, ids], axis=1) >= 0).all()
+
+
+def test_only_the_given_episodes_are_drawn():
+    store = make_store([float(r) for r in range(12)], tasks=2)
+    episodes = np.array([1, 4, 5, 7, 10])
+    for weighting in ("uniform", "return"):
+        config = dataclasses.replace(CONFIG, weighting=weighting, window_share=0.5)
+        sampler = ChainSampler(store, episodes, config, batch_steps=12, seed=0)
+        drawn = [sampler.draw(i) for i in range(100)]
+        chains = {e for d in drawn if not isinstance(d, Windows) for c in d for e in c.episodes}
+        windows = {int(e) for d in drawn if isinstance(d, Windows) for e in d.episodes.flat}
+        assert chains == windows == set(episodes.tolist())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_every_task_has_its_own_weights(share):
+    returns = [0.0] * 9 + [100.0]
+    store = make_store(returns, tasks=2)  # the second task's are 0, nine times, and -100
+    sampler = _sampler(store, weighting="return", trajectories=1, window_share=share)
+    counts = np.zeros((2, 10))
+    for i in range(600):
+        drawn = sampler.draw(i)
+        if share:
+            np.add.at(counts, (drawn.task, drawn.episodes[:, 0]), 1)
+        else:
+            counts[drawn[0].task, drawn[0].episodes[0]] += 1
+    assert counts[0, 9] > 0.8 * counts[0].sum()  # 100 against nine times 1
+    assert counts[1, 9] < 0.05 * counts[1].sum()  # 1 against nine times 100
+
+
+def test_seeds_are_streams_of_their_own():
+    store = make_store([float(r) for r in range(30)])
+    one, other = (_sampler(store, seed=seed) for seed in (0, 1))
+    assert [one.draw(i + 1) for i in range(20)] != [other.draw(i) for i in range(20)]
+
+
+def test_a_share_of_the_best_is_not_cut_short_by_rounding():
+    store = make_store([float(r) for r in range(10)])
+    sampler = _sampler(store, best_from=0.7, trajectories=1)
+    assert {sampler.draw(i)[0].episodes[0] for i in range(200)} == set(range(3, 10))
+
+
+def test_windows_of_the_papers_setting_are_any_trajectories():
+    store = make_store([float(r) for r in range(10)])
+    best = np.concatenate(
+        [_sampler(store, window_share=1.0).draw(i).episodes[:, -1] for i in range(1500)]
+    )
+    expected = (np.arange(1, 11) ** 3 - np.arange(10) ** 3) / 1000  # the largest of three
+    assert np.bincount(best, minlength=10) / len(best) == pytest.approx(expected, abs=0.03)
+
+
+def test_windows_reach_the_last_step_and_only_the_best_completes():
+    store = make_store([9.9, 10.0], steps=3)
+    sampler = _sampler(store, trajectories=2, window_share=1.0, window_steps=6)
+    drawn = [sampler.draw(i) for i in range(200)]
+    assert {int(w.start.max()) + w.length for w in drawn} == {1, 2, 3}
+    whole = Windows(
+        length=3, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.zeros((1, 2), int)
+    )
+    assert cut(store, whole, "last")[0].completion.tolist() == [[0.0] * 5 + [1.0]]

@@ -1,4 +1,4 @@
-import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -116,16 +116,42 @@ def test_lengths_other_than_the_tasks_are_counted_or_refused(cartpole_data):
         load_store(cartpole_data, CARTPOLE, ("td3",), strict)
 
 
-def test_the_npz_files_may_go_after_an_ingest(cartpole_data):
-    before = load_store(cartpole_data, CARTPOLE, ("td3:even_3k",))
-    load_store(cartpole_data, CARTPOLE, ("td3",))
+def test_an_empty_buffer_gives_way_to_the_zip_and_a_full_one_hides_it(cartpole_data):
     directory = buffer_dir(cartpole_data, "cartpole", "td3")
+    archive = cartpole_data / "cartpole" / "td3.zip"
+    with zipfile.ZipFile(archive, "w") as writing:
+        for path in sorted(directory.iterdir())[:5]:
+            writing.write(path, f"buffer/{path.name}")
+    told = []
+    assert load_store(cartpole_data, CARTPOLE, ("td3",), tell=told.append).episodes == 12
+    assert any("td3.zip beside it is not" in text for text in told)
     for path in directory.iterdir():
         path.unlink()
-    for _ in ("an empty folder", "none"):
-        after = load_store(cartpole_data, CARTPOLE, ("td3:even_3k",))
-        assert np.array_equal(before.returns, after.returns)
-        shutil.rmtree(directory, ignore_errors=True)
+    assert load_store(cartpole_data, CARTPOLE, ("td3",)).episodes == 5
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"td3.zip: .*(not a readable zip|cut off)"):
+        load_store(cartpole_data, CARTPOLE, ("td3",))
+
+
+def test_files_that_are_gone_are_not_learned_from(cartpole_data):
+    load_store(cartpole_data, CARTPOLE, ("td3",))
+    directory = buffer_dir(cartpole_data, "cartpole", "td3")
+    (directory / "episode_000003_1000.npz").unlink()
+    (directory / "episode_000004_1000.npz").rename(directory / "episode_000099_1000.npz")
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
+    assert store.episodes == 11
+    assert np.array_equal(store.action(np.array(10)), make_episode(CARTPOLE[0], 4).action[1:])
+
+
+def test_what_is_mapped_stays_when_a_file_changes(cartpole_data):
+    running = load_store(cartpole_data, CARTPOLE, ("td3",))
+    before = np.array(running.action(np.array(3))), np.array(running.reward(0, np.array(3)))
+    path = buffer_dir(cartpole_data, "cartpole", "td3") / "episode_000003_1000.npz"
+    write_episode(path, make_episode(CARTPOLE[0], 300))
+    changed = load_store(cartpole_data, CARTPOLE, ("td3",))
+    assert np.array_equal(changed.action(np.array(3)), make_episode(CARTPOLE[0], 300).action[1:])
+    assert np.array_equal(running.action(np.array(3)), before[0])
+    assert np.array_equal(running.reward(0, np.array(3)), before[1])
 
 
 def test_a_store_elsewhere_leaves_the_download_alone(cartpole_data, tmp_path):
@@ -177,8 +203,9 @@ def test_jaco_reach_is_relabelled_for_all_four_targets(tmp_path):
 def test_wrong_level_and_empty_folder_say_what_was_looked_for(tmp_path, cartpole_data):
     with pytest.raises(ValueError, match=r"looked for .*rnd/buffer/.*npz.*got .*cartpole with td3"):
         load_store(cartpole_data, CARTPOLE, ("rnd",))
-    with pytest.raises(ValueError, match=r"data_dir: looked for .*with td3"):
-        load_store(cartpole_data / "cartpole", CARTPOLE, ("td3",))
+    for deep in ("cartpole", "cartpole/td3"):
+        with pytest.raises(ValueError, match=f"got .*{deep}, a folder inside.*expected .*/data,"):
+            load_store(cartpole_data / deep, CARTPOLE, ("td3",))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="nothing in it"):
         load_store(tmp_path / "empty", CARTPOLE, ("td3",))

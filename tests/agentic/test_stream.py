@@ -94,6 +94,19 @@ def test_an_error_of_a_thread_is_the_streams_own():
     stream.close()
 
 
+def test_no_more_is_made_ahead_than_is_asked_for():
+    stream = _stream(threads=2)
+    made = []
+    plain = stream.sampler.draw
+    stream.sampler.draw = lambda index: made.append(index) or plain(index)
+    next(stream)
+    stream.close()
+    assert max(made) <= 4
+    next(stream)
+    stream.close()
+    assert sorted(set(made))[:2] == [0, 1]
+
+
 def test_memory_stays_flat_over_a_thousand_batches_of_four_threads(tmp_path):
     episodes = 800
     _random_store(tmp_path, TASKS["walker_walk"], episodes)
