@@ -135,7 +135,10 @@ def test_provenance_of_collected_and_of_damaged_notes(tmp_path):
     _write(tmp_path, "td3", [0])
     note = tmp_path / "jaco" / "td3" / "collect.json"
     for content, expected in (
-        (json.dumps({"recipe": "td3", "seed": 5, "sessions": 2}), "recipe td3, sessions 2, last seed 5"),
+        (
+            json.dumps({"recipe": "td3", "seed": 5, "sessions": 2}),
+            "recipe td3, sessions 2, last seed 5",
+        ),
         ("{", "collect.json is damaged"),
     ):
         note.write_text(content)
