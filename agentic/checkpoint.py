@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from agentic.config import build
 from agentic.episodes import write_atomically
 from agentic.model import AgenticTransformer, ModelSpec
+from agentic.strict import build
 
 FORMAT = "agentic-transformer"
 VERSION = 1

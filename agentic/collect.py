@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from agentic.collector import collect, print_worth, worth
-from agentic.config import MAX_SEED, CollectConfig, RndConfig, TaskConfig, build
+from agentic.config import MAX_SEED, CollectConfig, RndConfig, TaskConfig
 from agentic.entry import run
 from agentic.episodes import buffer_dir
+from agentic.strict import build
 from envs import expand
 
 

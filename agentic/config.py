@@ -1,76 +1,15 @@
 """Settings: plain mappings (hydra's yaml) become frozen dataclasses once, at the entry."""
 
 import dataclasses
-import math
-import types
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
+from agentic.strict import build
 from envs import expand
 
-T = TypeVar("T")
-
 MAX_SEED = 2**63 - 1  # what torch takes
-
-
-def build(cls: type[T], values: object, field: str = "") -> T:
-    """Fills the dataclass `cls` from plain values, strictly.
-
-    Args:
-        cls: a dataclass whose fields are int, float, bool, str, `X | None`, `tuple[X, ...]` or
-            dataclasses.
-        values: a mapping with exactly the fields of `cls` that have no default.
-        field: dotted name of `values` in the whole configuration, for messages.
-
-    Raises:
-        ValueError: an unknown, missing or wrongly typed field; names it, what was given and what
-            is expected.
-    """
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{field or cls.__name__}: got {values!r}, expected a mapping")
-    prefix = f"{field}." if field else ""
-    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = [str(key) for key in values if key not in known]
-    if unknown:
-        raise ValueError(f"{prefix}{unknown[0]}: unknown setting, expected one of {list(known)}")
-    hints = get_type_hints(cls)
-    arguments = {}
-    for name, f in known.items():
-        if name in values:
-            arguments[name] = _convert(hints[name], values[name], prefix + name)
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{prefix}{name}: missing, expected {_spell(hints[name])}")
-    return cls(**arguments)
-
-
-def _convert(hint: Any, value: object, field: str) -> Any:
-    """Checks `value` against one type hint; int widens to float, list to tuple, nothing else."""
-    if dataclasses.is_dataclass(hint):
-        return build(hint, value, field)  # type: ignore[arg-type]
-    if isinstance(hint, types.UnionType):  # X | None
-        inner = next(h for h in get_args(hint) if h is not type(None))
-        return None if value is None else _convert(inner, value, field)
-    if get_origin(hint) is tuple:
-        if isinstance(value, list | tuple):
-            return tuple(_convert(get_args(hint)[0], item, field) for item in value)
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
-    elif type(value) is hint:
-        return value
-    raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
-
-
-def _spell(hint: Any) -> str:
-    if get_origin(hint) is tuple:
-        return f"a list of {_spell(get_args(hint)[0])}, e.g. [a,b]"
-    if isinstance(hint, types.UnionType):
-        return " or ".join("null" if h is type(None) else _spell(h) for h in get_args(hint))
-    return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

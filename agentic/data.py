@@ -8,14 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from agentic.config import DataConfig, TaskConfig, build
+from agentic.config import DataConfig, TaskConfig
 from agentic.entry import run
 from agentic.flat import FlatStore, store_path
 from agentic.inspection import inspect
+from agentic.loading import load_store
 from agentic.replay import MEANING, verify
 from agentic.selection import parse_all
 from agentic.sources import find_algorithms
-from agentic.store import load_store
+from agentic.strict import build
 from envs import domain_tasks, expand
 
 ACTIONS = ("inspect", "verify", "import", "export")

@@ -6,10 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from agentic.checkpoint import find, load
-from agentic.config import EvaluateConfig, build
+from agentic.config import EvaluateConfig
 from agentic.entry import run
 from agentic.judge import judge
 from agentic.runs import fresh_dir
+from agentic.strict import build
 from envs import expand
 
 

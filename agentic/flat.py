@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from agentic.config import build
 from agentic.episodes import Episode, write_atomically
+from agentic.strict import build
 from envs import TaskSpec
 
 FORMAT = 1

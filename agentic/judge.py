@@ -8,9 +8,10 @@ from rich.console import Console
 from agentic import results
 from agentic import video as videos
 from agentic.checkpoint import load, restore_model
-from agentic.config import RolloutConfig, TrainConfig, build
+from agentic.config import RolloutConfig, TrainConfig
 from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
 from agentic.runs import choose_device
+from agentic.strict import build
 from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16

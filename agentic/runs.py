@@ -14,10 +14,11 @@ from rich.table import Table
 
 from agentic import checkpoint
 from agentic.budget import VARIANTS, Budget, gib
-from agentic.config import TrainConfig, build
+from agentic.config import TrainConfig
 from agentic.episodes import write_atomically
 from agentic.model import ModelSpec
 from agentic.store import EpisodeStore
+from agentic.strict import build
 from agentic.trainer import Trainer
 from parallel.kernels import kernel_for
 

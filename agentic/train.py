@@ -14,10 +14,11 @@ from agentic.collector import collect, print_worth, unfinished
 from agentic.config import TrainConfig
 from agentic.entry import run
 from agentic.judge import judge
+from agentic.loading import load_store
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer, ModelSpec
 from agentic.runs import choose_device, config_text, model_spec, open_run, print_start
-from agentic.store import EpisodeStore, load_store, split
+from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
 from envs import expand
 

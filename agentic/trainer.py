@@ -18,13 +18,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from agentic import checkpoint
-from agentic.config import TrainConfig, build
+from agentic.config import TrainConfig
 from agentic.evaluator import SELECTION, rollout, trial_seeds
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer
 from agentic.sampler import ChainSampler
 from agentic.store import EpisodeStore
 from agentic.stream import ChainStream
+from agentic.strict import build
 from agentic.tokens import Steps
 
 VALIDATION_BATCHES = 4

@@ -36,9 +36,10 @@ import torch
 
 from agentic.config import ChainConfig, DataConfig
 from agentic.episodes import buffer_dir, episode_files
+from agentic.loading import load_store
 from agentic.runs import model_spec
 from agentic.sampler import ChainSampler
-from agentic.store import EpisodeStore, load_store
+from agentic.store import EpisodeStore
 from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure

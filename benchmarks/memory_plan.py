@@ -22,9 +22,10 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from agentic.budget import VARIANTS, budget_of
-from agentic.config import TrainConfig, build
+from agentic.config import TrainConfig
 from agentic.runs import model_spec
 from agentic.store import EpisodeStore, in_memory
+from agentic.strict import build
 from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure

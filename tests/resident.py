@@ -8,6 +8,7 @@ import numpy as np
 from agentic import store
 from agentic.config import ChainConfig
 from agentic.flat import FlatStore, store_path
+from agentic.loading import part_of
 from agentic.sampler import ChainSampler
 from agentic.stream import ChainStream
 from envs import TASKS
@@ -18,7 +19,7 @@ def resident_bytes(data_dir: Path, config: ChainConfig) -> tuple[int, list[int]]
     store.HELD_BYTES = 2**24
     spec = TASKS["walker_walk"]
     flat = FlatStore.open(store_path(data_dir, spec.domain, "noise"), spec)
-    part = store.part_of(flat, np.arange(len(flat.rows)), (spec,), "with_control")
+    part = part_of(flat, np.arange(len(flat.rows)), (spec,), "with_control")
     noise = store.EpisodeStore((spec,), (part,))
     every = np.arange(noise.episodes)
     sampler = ChainSampler(noise, every, config, batch_steps=3000, seed=0)

@@ -13,9 +13,9 @@ from agentic.config import (
     OptimizerConfig,
     RndConfig,
     TaskConfig,
-    build,
     small_rnd,
 )
+from agentic.strict import build
 from envs import TASKS
 
 

@@ -15,7 +15,8 @@ from minari.namespace import list_local_namespaces
 from agentic import exchange
 from agentic.episodes import buffer_dir, write_episode
 from agentic.exchange import dataset_id, export, import_dataset
-from agentic.store import EpisodeStore, load_store
+from agentic.loading import load_store
+from agentic.store import EpisodeStore
 from envs import TASKS, reward
 
 SPEC = TASKS["cartpole_swingup"]

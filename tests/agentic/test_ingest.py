@@ -1,5 +1,3 @@
-import io
-import json
 import os
 import signal
 import subprocess
@@ -12,42 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import make_episode
+from places import SPEC, Place, holds
 
 from agentic import ingest as ingesting
-from agentic.episodes import buffer_dir, write_episode
+from agentic.episodes import write_episode
 from agentic.flat import FlatStore, read_index, row_bytes, store_path, write_index
 from agentic.ingest import ingest
 from agentic.locks import locked
 from agentic.sources import find_source
-from envs import TASKS
-
-SPEC = TASKS["cartpole_swingup"]
-
-
-class Place:
-    """Twelve random cartpole episodes, and the ingest of them with what it says."""
-
-    def __init__(self, data_dir):
-        self.data_dir = data_dir
-        self.directory = buffer_dir(data_dir, "cartpole", "td3")
-        self.path = store_path(data_dir, "cartpole", "td3")
-        self.told = []
-
-    def file(self, index):
-        return self.directory / f"episode_{index:06d}_1000.npz"
-
-    def ingest(self, on_bad_file="error", workers=1):
-        self.told.clear()
-        source = find_source(self.data_dir, "cartpole", "td3")
-        return ingest(
-            source,
-            source.files,
-            self.path,
-            SPEC,
-            on_bad_file=on_bad_file,
-            workers=workers,
-            tell=self.told.append,
-        )
 
 
 @pytest.fixture
@@ -55,19 +25,9 @@ def place(cartpole_data):
     return Place(cartpole_data)
 
 
-def _holds(flat, index, seed=None):
-    """Whether the store's row of a file is the episode, to the last bit."""
-    episode = make_episode(SPEC, index if seed is None else seed)
-    row = flat.rows[f"episode_{index:06d}_1000.npz"]
-    return all(
-        np.array_equal(flat.arrays[name][row], getattr(episode, name))
-        for name in ("observation", "action", "physics")
-    )
-
-
 def test_rows_are_the_files_to_the_last_bit(place):
     flat = place.ingest()
-    assert all(_holds(flat, i) for i in range(12))
+    assert all(holds(flat, i) for i in range(12))
     assert "reading 12 files" in place.told[0]
     assert "about" in place.told[0]
     assert [flat.row_checksum(row) for row in range(12)] == list(flat.index.checksums)
@@ -82,7 +42,7 @@ def test_several_processes_write_what_one_does(place, tmp_path):
         write_episode(place.file(i), make_episode(SPEC, i))
     flat = place.ingest(workers=2)
     assert "with 2 processes" in place.told[0]
-    assert all(_holds(flat, i) for i in range(80))
+    assert all(holds(flat, i) for i in range(80))
 
 
 def test_a_second_time_nothing_is_read(place, monkeypatch):
@@ -90,7 +50,7 @@ def test_a_second_time_nothing_is_read(place, monkeypatch):
     monkeypatch.setattr(ingesting, "parse_episode", None)
     flat = place.ingest()
     assert place.told == []
-    assert _holds(flat, 11)
+    assert holds(flat, 11)
 
 
 def test_anyones_numpy_reads_the_arrays(place):
@@ -111,8 +71,8 @@ def test_added_and_changed_files_are_noticed(place):
     write_episode(place.file(12), make_episode(SPEC, 12))
     flat = place.ingest()
     assert "reading 2 files" in place.told[0]
-    assert _holds(flat, 3, seed=300)
-    assert all(_holds(flat, i) for i in range(13) if i != 3)
+    assert holds(flat, 3, seed=300)
+    assert all(holds(flat, i) for i in range(13) if i != 3)
     assert flat.digest != before
     # A running training may have the old row mapped: it stays as it is, out of use.
     assert flat.index.names[3] == ""
@@ -124,7 +84,7 @@ def test_a_file_touched_alone_is_read_again(place):
     os.utime(place.file(5), ns=(1, 1))
     flat = place.ingest()
     assert "reading 1 files" in place.told[0]
-    assert _holds(flat, 5)
+    assert holds(flat, 5)
 
 
 def test_a_zip_as_published_is_read_like_the_folder(place):
@@ -157,7 +117,7 @@ def test_a_bad_file_ends_it_by_name_and_what_was_read_is_kept(place):
     write_episode(place.file(5), make_episode(SPEC, 5))
     flat = place.ingest()
     assert flat.index.finished
-    assert all(_holds(flat, i) for i in range(12))
+    assert all(holds(flat, i) for i in range(12))
 
 
 def test_bad_files_are_skipped_and_counted_where_asked_for(place):
@@ -167,7 +127,7 @@ def test_bad_files_are_skipped_and_counted_where_asked_for(place):
     place.file(6).write_bytes(flipped)
     flat = place.ingest("skip")
     assert sorted(r.name for r in flat.index.rejected) == [place.file(i).name for i in (5, 6)]
-    assert all(_holds(flat, i) for i in range(12) if i not in (5, 6))
+    assert all(holds(flat, i) for i in range(12) if i not in (5, 6))
     assert place.ingest("skip").index == flat.index
     assert place.told == []
     with pytest.raises(ValueError, match="episode_00000[56]_1000.npz"):
@@ -270,23 +230,6 @@ def test_a_killed_ingest_leaves_nothing_that_looks_finished(place, tmp_path, mon
     assert len(flat.rows) == 200
 
 
-def _npy(array):
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def test_an_array_that_is_gone_is_not_made_of_zeros(place):
-    place.ingest()
-    write_episode(place.file(12), make_episode(SPEC, 12))
-    (place.path / "observation.npy").unlink()
-    with pytest.raises(OSError, match="observation.npy"):
-        place.ingest()
-    (place.path / "observation.npy").write_bytes(b"")
-    with pytest.raises(ValueError, match="observation.npy: damaged"):
-        place.ingest()
-
-
 def test_an_unfinished_store_is_finished_even_if_nothing_is_missing(place):
     index = place.ingest().index
     write_index(place.path, replace(index, finished=False))
@@ -339,10 +282,10 @@ def test_a_zip_is_read_again_when_it_changes(place):
             tell=place.told.append,
         )
 
-    assert _holds(load(40), 1, seed=41)
+    assert holds(load(40), 1, seed=41)
     flat = load(60)
-    assert _holds(flat, 0, seed=60)
-    assert _holds(flat, 1, seed=61)
+    assert holds(flat, 0, seed=60)
+    assert holds(flat, 1, seed=61)
 
 
 def test_what_is_no_file_is_left_alone(place):
@@ -371,46 +314,3 @@ def _members(session):
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(int(entry))
     return found
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"domain": "walker"}, "of walker, expected 1 of cartpole"),
-        ({"format": 99}, "format 99 of cartpole"),
-        ({"names": ["only one"]}, "its lists differ in length"),
-        ({"names": 3}, "names: got 3"),
-        ({"other": 3}, "other: unknown setting"),
-    ],
-)
-def test_a_damaged_index_is_named(place, change, said):
-    place.ingest()
-    file = place.path / "index.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ValueError, match=f"index.json: damaged .*{said}.*delete .*store to"):
-        place.ingest()
-
-
-def test_an_index_that_is_no_json_is_named(place):
-    place.ingest()
-    (place.path / "index.json").write_text('{"domain": ')
-    with pytest.raises(ValueError, match="index.json: damaged"):
-        place.ingest()
-
-
-def test_a_damaged_array_is_named(place):
-    place.ingest()
-    array = place.path / "physics.npy"
-    content = array.read_bytes()
-    for wrong, said in (
-        (content[:-1], "shorter than it says"),
-        (b"nonsense", "magic string"),
-        (b"", "magic string"),
-        (_npy(np.zeros((5, 1001, 4))), "expected float64 .12, 1001, 4"),
-        (_npy(np.zeros((4, 1001, 12)).T), "not a plain array"),
-        (content.replace(b"'shape'", b"'shape(", 1), "damaged"),
-        ((place.path / "action.npy").read_bytes(), "expected float64"),
-    ):
-        array.write_bytes(wrong)
-        with pytest.raises(ValueError, match=f"physics.npy.*{said}"):
-            place.ingest()

@@ -15,7 +15,8 @@ from agentic import inspection
 from agentic.config import DataConfig
 from agentic.episodes import Episode, buffer_dir, write_episode
 from agentic.inspection import draw_returns, duplicates, inspect, provenance, ranges
-from agentic.store import EpisodeStore, load_store
+from agentic.loading import load_store
+from agentic.store import EpisodeStore
 from envs import TASKS, domain_tasks
 
 SPEC = TASKS["jaco_reach_top_left"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import make_model
 
-from agentic.config import build
 from agentic.model import AgenticTransformer, ModelSpec
+from agentic.strict import build
 from parallel import LAYERS, BlockSettings
 
 KINDS = list(itertools.product(["step", "interleaved"], LAYERS))

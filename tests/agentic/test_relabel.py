@@ -5,8 +5,8 @@ from conftest import make_episode
 from agentic import relabel as relabelling
 from agentic.config import DataConfig
 from agentic.episodes import buffer_dir, write_episode
+from agentic.loading import load_store
 from agentic.relabel import relabel, rewards
-from agentic.store import load_store
 from envs import TASKS, domain_tasks, reward
 
 SPEC = TASKS["cartpole_swingup"]

@@ -8,8 +8,8 @@ from played_data import play
 from rich.console import Console
 
 from agentic.flat import FlatStore
+from agentic.loading import load_store
 from agentic.replay import changed_rows, replay, spread, verify
-from agentic.store import load_store
 from envs import TASKS, domain_tasks
 from envs.simulator import Simulator
 

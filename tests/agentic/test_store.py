@@ -8,9 +8,10 @@ from conftest import make_episode, make_store
 from agentic.config import ChainConfig, DataConfig
 from agentic.episodes import buffer_dir, write_episode
 from agentic.flat import FlatStore
+from agentic.loading import load_store
 from agentic.relabel import relabel
 from agentic.sampler import ChainSampler
-from agentic.store import HELD_BYTES, load_store, split
+from agentic.store import HELD_BYTES, split
 from envs import TASKS, EnvPool, expand
 
 CARTPOLE = (TASKS["cartpole_swingup"],)
