@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from envs import quiet_simulator
+from envs import expand, quiet_simulator
 
 
 def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) -> None:
@@ -50,8 +50,21 @@ def _told(command: str) -> Iterator[None]:
         sys.exit(130)
 
 
+def _unknown_task(name: str) -> str:
+    """What `envs` has to say of it."""
+    try:
+        expand(name)
+    except ValueError as error:
+        return str(error)
+    return f"task: {name} has no settings in configs/task"
+
+
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MissingConfigException):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if group == "task":
+            return _unknown_task(name)
     # Hydra's long tail tells where it searched, which is inside the package.
     return " ".join(str(error).split("Config search path")[0].split())

@@ -155,7 +155,7 @@ def test_resume_from_elsewhere(run_dir):
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
-        ("train", ["task=walker_fly"], ["task/walker_fly", "walker_walk"]),
+        ("train", ["task=walker_fly"], ["task: got 'walker_fly'", "walker_walk"]),
         ("train", ["optimiser.lr=1"], ["optimiser"]),
         ("train", ["steps=many"], ["steps: got 'many', expected int"]),
         ("train", ["layer.kind=flash"], ["layer.kind: got 'flash'", "vanilla"]),
@@ -164,7 +164,7 @@ def test_resume_from_elsewhere(run_dir):
         ("train", ["algorithms=[rnd]", "data_dir=/nowhere"], ["looked for /nowhere/cartpole"]),
         ("train", ["run_dir=/proc/run"], ["run_dir: cannot make /proc/run"]),
         ("train", ["resume=nowhere"], ["resume: got nowhere"]),
-        ("collect", ["task=walker_fly"], ["task/walker_fly"]),
+        ("collect", ["task=walker_fly"], ["task: got 'walker_fly'"]),
         ("collect", ["recipe=ppo"], ["recipe: got 'ppo'", "td3"]),
         ("collect", ["data_dir=/proc/x"], ["data_dir: cannot make /proc/x/cartpole"]),
         ("collect", ["episodes=0"], ["episodes: got 0"]),
@@ -178,7 +178,7 @@ def test_resume_from_elsewhere(run_dir):
         ("evaluate", ["checkpoint=nowhere"], ["checkpoint: got nowhere"]),
         ("evaluate", ["checkpoint=.", "trials=0"], ["trials: got 0"]),
         ("evaluate", ["checkpoint=."], ["checkpoint: got .", "run directory"]),
-        ("evaluate", ["checkpoint=.", "task=fly"], ["task/fly", "walker_walk"]),
+        ("evaluate", ["checkpoint=.", "task=fly"], ["task: got 'fly'", "walker_walk"]),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, command, arguments, words):
