@@ -25,7 +25,7 @@ from agentic.explore import RECIPES, stream
 from agentic.locks import locked
 from agentic.relabel import relabel
 from agentic.sources import check_level, find_source
-from agentic.store import QUANTILES
+from agentic.store import QUANTILES, quantiles
 from envs import TaskSpec, domain_tasks, expand
 
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
@@ -216,6 +216,5 @@ def print_worth(returns: dict[str, np.ndarray], console: Console) -> None:
     for heading in ("task", *QUANTILES):
         table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
     for task, values in returns.items():
-        quantiles = np.quantile(values, list(QUANTILES.values()))
-        table.add_row(task, *(f"{q:.1f}" for q in quantiles))
+        table.add_row(task, *(f"{q:.1f}" for q in quantiles(values).values()))
     console.print(table)

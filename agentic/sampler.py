@@ -75,9 +75,8 @@ class ChainSampler:
         returns_KE = store.returns[:, episodes]
         order_KE = np.stack([hindsight.ascending(row) for row in returns_KE])
         self.ranked_KE = episodes[order_KE]
-        self._mass_KE = (
-            None  # at rank e the weights of all ranks below it, where ranks have weights
-        )
+        # Where ranks have weights: at rank e those of all ranks below it.
+        self._mass_KE: np.ndarray | None = None
         if config.weighting == "return":
             above_KE = np.take_along_axis(
                 returns_KE - returns_KE.min(axis=1, keepdims=True), order_KE, 1
@@ -197,9 +196,8 @@ class ChainSampler:
             best = int(self._best(rng, np.array([task]), count)[0])
             floor = 0
             if self.config.spread == "drawn":
-                floor = min(int(best * rng.random()), best - (count - 1))
-            # With replacement the best itself may be among them.
-            end, floor = best + self.config.replacement, max(floor, 0)
+                floor = max(0, min(int(best * rng.random()), best - (count - 1)))
+            end = best + self.config.replacement  # then the best itself may be among them
             ranks = np.append(self._different(rng, task, floor, end, count - 1), best)
         return Chain(task=task, episodes=tuple(int(e) for e in ranked_E[ranks]))
 

@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 
-from agentic.config import DataConfig
 from agentic.flat import FlatStore
 from agentic.relabel import Rewards
 from envs import TaskSpec
@@ -20,7 +19,6 @@ QUANTILES = {
     "p90": 0.9,
     "max": 1.0,
 }
-DEFAULT = DataConfig()
 HELD_BYTES = 2**27  # of arrays on disk that may stay in this process's memory
 PAGES = 2**16  # that the system maps around a place that is read
 

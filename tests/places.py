@@ -13,12 +13,13 @@ SPEC = TASKS["cartpole_swingup"]
 
 
 class Place:
-    """Twelve random cartpole episodes, and the ingest of them with what it says."""
+    """An algorithm's cartpole episodes, twelve random ones by default, and their ingest."""
 
-    def __init__(self, data_dir):
+    def __init__(self, data_dir, algorithm="td3"):
         self.data_dir = data_dir
-        self.directory = buffer_dir(data_dir, "cartpole", "td3")
-        self.path = store_path(data_dir, "cartpole", "td3")
+        self.algorithm = algorithm
+        self.directory = buffer_dir(data_dir, "cartpole", algorithm)
+        self.path = store_path(data_dir, "cartpole", algorithm)
         self.told = []
 
     def file(self, index):
@@ -26,7 +27,7 @@ class Place:
 
     def ingest(self, on_bad_file="error", workers=1):
         self.told.clear()
-        source = find_source(self.data_dir, "cartpole", "td3")
+        source = find_source(self.data_dir, "cartpole", self.algorithm)
         return ingest(
             source,
             source.files,

@@ -14,10 +14,8 @@ from places import SPEC, Place, holds
 
 from agentic import ingest as ingesting
 from agentic.episodes import write_episode
-from agentic.flat import FlatStore, read_index, row_bytes, store_path, write_index
-from agentic.ingest import ingest
+from agentic.flat import FlatStore, read_index, row_bytes, write_index
 from agentic.locks import locked
-from agentic.sources import find_source
 
 
 @pytest.fixture
@@ -96,11 +94,7 @@ def test_a_zip_as_published_is_read_like_the_folder(place):
             writing.write(path, f"buffer/{path.name}")
         writing.writestr("video/0.mp4", b"")
         writing.writestr("buffer/readme.txt", b"")
-    source = find_source(place.data_dir, "cartpole", "proto")
-    path = store_path(place.data_dir, "cartpole", "proto")
-    flat = ingest(
-        source, source.files, path, SPEC, on_bad_file="error", workers=1, tell=lambda text: None
-    )
+    flat = Place(place.data_dir, "proto").ingest()
     assert dict(zip(flat.index.names, flat.index.checksums, strict=True)) == checksums
 
 
@@ -142,17 +136,8 @@ def test_a_damaged_member_of_a_zip_is_named(place):
     content = bytearray(archive.read_bytes())
     content[content.index(b"episode_000004_1000.npz") + 1000] ^= 0xFF
     archive.write_bytes(content)
-    source = find_source(place.data_dir, "cartpole", "td4")
     with pytest.raises(ValueError, match=r"td4.zip/episode_000004_1000.npz"):
-        ingest(
-            source,
-            source.files,
-            place.path,
-            SPEC,
-            on_bad_file="error",
-            workers=1,
-            tell=lambda text: None,
-        )
+        Place(place.data_dir, "td4").ingest()
 
 
 def test_a_disk_that_is_too_small_is_refused_before(place, monkeypatch):
@@ -271,16 +256,7 @@ def test_a_zip_is_read_again_when_it_changes(place):
                 write_episode(path, make_episode(SPEC, seed + i))
                 writing.write(path, f"buffer/episode_{i:06d}_1000.npz")
         os.utime(archive, ns=(seed, seed))
-        source = find_source(place.data_dir, "cartpole", "rnd")
-        return ingest(
-            source,
-            source.files,
-            place.path,
-            SPEC,
-            on_bad_file="error",
-            workers=1,
-            tell=place.told.append,
-        )
+        return Place(place.data_dir, "rnd").ingest()
 
     assert holds(load(40), 1, seed=41)
     flat = load(60)
