@@ -11,7 +11,7 @@ from agentic.config import MAX_SEED, CollectConfig, RndConfig, TaskConfig
 from agentic.entry import run
 from agentic.episodes import buffer_dir
 from agentic.strict import build
-from envs import expand
+from envs import expand, without_rendering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class CollectCommand:
 
 def command(values: dict[str, Any]) -> None:
     """Collects, and shows what the data are worth."""
+    without_rendering()
     asked = build(CollectCommand, values)
     config = CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
     (spec,) = expand(config.reward_task)

@@ -17,7 +17,7 @@ from agentic.replay import MEANING, verify
 from agentic.selection import parse_all
 from agentic.sources import find_algorithms
 from agentic.strict import build
-from envs import domain_tasks, expand
+from envs import domain_tasks, expand, without_rendering
 
 ACTIONS = ("inspect", "verify", "import", "export")
 
@@ -52,6 +52,7 @@ class DataCommand:
 
 def command(values: dict[str, Any]) -> None:
     """Does what the first word says."""
+    without_rendering()
     told = build(DataCommand, values)
     tasks, data_dir, console = expand(told.task.name), Path(told.data_dir), Console(markup=False)
     if told.source is not None:

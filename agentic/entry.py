@@ -22,10 +22,6 @@ def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) 
     """
     # Without it hydra prints its own multi-line report and exits before a caller can word it.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    if sys.platform == "linux" and "DISPLAY" not in os.environ:
-        # dm_control would look for a window and warn; whoever films asks for egl or osmesa.
-        os.environ.setdefault("MUJOCO_GL", "disable")
-
     quiet_simulator()
 
     def call(config: DictConfig) -> None:

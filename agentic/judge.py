@@ -1,5 +1,6 @@
 """Judging a checkpoint: trials in context beside all that they must be compared with."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from agentic import results
 from agentic import video as videos
 from agentic.checkpoint import load, restore_model
 from agentic.config import RolloutConfig, TrainConfig
+from agentic.curves import write_curves
 from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
 from agentic.runs import choose_device
 from agentic.strict import build
+from agentic.table import print_table
 from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
@@ -67,22 +70,6 @@ def judge(
         console.print(
             f"note: {config.trials} trials in a context, trained with {model.spec.trajectories}"
         )
-    entries, films = [], []
-    for spec in specs:
-        dataset = state["data"]["quantiles"][known.index(spec.name)]
-        target = config.target * dataset["max"]
-        kept = rollout(model, spec, target=target, seeds=seeds, progress=True)
-        entries.append(
-            results.task_result(
-                task=spec.name,
-                target=target,
-                kept=kept,
-                reset=rollout_reset(model, spec, target=target, seeds=seeds),
-                random=random_returns(spec, episodes=RANDOM_EPISODES, seed=seed),
-                dataset=dataset,
-            )
-        )
-        films.append((spec, kept))
     trained = state["config"]
     about = {
         "checkpoint": str(path),
@@ -92,13 +79,32 @@ def judge(
         "layer": trained["layer"]["kind"],
         "train_trajectories": trained["chain"]["trajectories"],
         "train_seed": trained["seed"],
-        "evaluation_seed": seed,
         "relabel_mode": build(TrainConfig, trained).data.relabel,
     }
-    results.write(output / "results.json", results.document(entries, about))
-    results.print_table(entries, console)
+    entries, films = [], []
+    for spec in specs:
+        dataset = state["data"]["quantiles"][known.index(spec.name)]
+        target = config.target * dataset["max"]
+        kept = rollout(model, spec, target=target, seeds=seeds, progress=True)
+        entries.append(
+            results.task_result(
+                about=about,
+                task=spec.name,
+                target={"asked": f"{config.target:g}x", "return": target},
+                kept=kept,
+                reset=rollout_reset(model, spec, target=target, seeds=seeds),
+                random=random_returns(spec, episodes=RANDOM_EPISODES, seed=seed),
+                dataset=dataset,
+                dataset_returns=None,
+            )
+        )
+        films.append((spec, kept))
+    results.write(output / "results.json", results.document(entries, {"evaluation_seed": seed}))
+    print_table(entries, results.summarise(entries), console)
+    write_curves(entries, output)
     console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
     if video:
         for spec, kept in films:
-            videos.film(spec, kept, output / "videos" / f"{spec.name}.mp4")
+            kept = replace(kept, actions=kept.actions[None])
+            videos.film(spec, kept, output / "videos", which=("first", "last"), side_by_side=False)
     return entries

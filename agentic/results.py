@@ -1,114 +1,229 @@
-"""results.json: every trial's return with what it must be read beside, and the table of it."""
+"""results.json: every trial's return with what it must be read beside."""
 
 import json
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from scipy import stats
 
 from agentic.episodes import write_atomically
 from agentic.evaluator import Trials
+from agentic.statistics import SeedEstimate, estimate, expected_max, over_seeds, slopes
 
 SCHEMA_VERSION = 1
 PACKAGES = ("torch", "numpy", "mujoco", "dm_control", "gymnasium")
+STATISTICS = ("first", "last", "mean", "max")  # over the trials of a context
+CONTEXTS = ("kept", "reset")
+INTERVALS = {
+    "interval_over_contexts": "95 % percentile bootstrap over contexts of one trained model; it "
+    "says nothing about other training seeds; null for fewer than two contexts",
+    "interval_over_seeds": "95 % bootstrap over training seeds, resampled within each task; null "
+    "where a task has fewer than two seeds",
+}
+# What may differ between the runs that one over-seeds row is made of; all else must be equal.
+_OF_A_RUN = {"checkpoint", "checkpoint_step", "train_seed"}
 
 
-def summary(returns_CN: np.ndarray) -> dict[str, dict[str, Any]]:
-    """First, last, mean and max over the trials of a context; each with mean and 95 % interval.
+class _Scale:
+    """Means with intervals, raw and normalised: 0 for random's mean, 1 for the dataset's best."""
 
-    The interval is a bootstrap over contexts, and null where there is only one: it says nothing
-    about other training seeds.
-    """
-    per_context = {
-        "first": returns_CN[:, 0],
-        "last": returns_CN[:, -1],
-        "mean": returns_CN.mean(axis=1),
-        "max": returns_CN.max(axis=1),
-    }
-    return {
-        name: {"mean": float(values_C.mean()), "interval": interval(values_C)}
-        for name, values_C in per_context.items()
-    }
+    def __init__(self, random: float, best: float) -> None:
+        self.random, self.width = random, best - random
 
+    def returns(self, values: np.ndarray) -> dict[str, Any]:
+        """The statistic of returns, one a context."""
+        return self._statistic(values, self.random)
 
-def interval(values: np.ndarray) -> list[float] | None:
-    """95 % percentile bootstrap interval of the mean; None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    low, high = stats.bootstrap(
-        (values,),
-        np.mean,
-        method="percentile",
-        n_resamples=2000,
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return [float(low), float(high)]
+    def differences(self, values: np.ndarray) -> dict[str, Any]:
+        """The statistic of differences of returns."""
+        return self._statistic(values, 0.0)
+
+    def _statistic(self, values: np.ndarray, zero: float) -> dict[str, Any]:
+        raw = _spell(values)
+        normalised = _spell((values - zero) / self.width) if self.width > 0 else None
+        return raw | {"contexts": len(values), "normalised": normalised}
 
 
 def task_result(
     *,
+    about: dict[str, Any],
     task: str,
-    target: float,
-    kept: Trials,
-    reset: Trials,
+    target: dict[str, Any],
+    kept: Trials | None,
+    reset: Trials | None,
     random: np.ndarray,
     dataset: dict[str, float],
+    dataset_returns: np.ndarray | None,
 ) -> dict[str, Any]:
-    """One task's entry. `normalised` is 0 for random actions and 1 for the dataset's best."""
-    floor, best = float(random.mean()), dataset["max"]
-    statistics = summary(kept.returns)
-    scale = best - floor
-    return {
+    """One model's entry for one task and target, of plain values.
+
+    Args:
+        about: which model: checkpoint, checkpoint_step, method, train_seed and so on.
+        task: its name.
+        target: "asked", as the user spelled it, and "return", in the task's own units.
+        kept: C contexts of n trials each, nothing forgotten between them; or None.
+        reset: the same with the context emptied before every trial; or None, but not both.
+        random: (R,) returns of uniformly random actions.
+        dataset: quantiles of the dataset's returns by name, and "mean".
+        dataset_returns: (E,) all of them; None where they are not known.
+    """
+    given = kept if kept is not None else reset
+    assert given is not None, "one of kept and reset is given"
+    contexts, trials = given.returns.shape
+    scale = _Scale(float(random.mean()), dataset["max"])
+    entry = {
         "task": task,
-        "target_return": target,
-        "contexts": kept.returns.shape[0],
-        "trials": kept.returns.shape[1],
-        "returns": kept.returns.tolist(),
-        "failed": int(kept.failed.sum()),
-        "failed_trials": np.argwhere(kept.failed).tolist(),
-        "seeds": kept.seeds.tolist(),
-        **statistics,
-        "trial_means": kept.returns.mean(axis=0).tolist(),
-        "normalised": {
-            name: (row["mean"] - floor) / scale if scale > 0 else None
-            for name, row in statistics.items()
+        "target": target,
+        "contexts": contexts,
+        "trials": trials,
+        "kept": None if kept is None else _trials(kept, scale),
+        "reset": None if reset is None else _trials(reset, scale),
+        "kept_minus_reset": None,
+        # The largest of n is no skill by itself: the same of n that know nothing of each other.
+        "max_beside": {
+            "of": trials,
+            "kept": None if kept is None else scale.returns(_over_trials(kept)["max"]),
+            "independent": None if reset is None else scale.returns(_over_trials(reset)["max"]),
+            "dataset": None if dataset_returns is None else expected_max(dataset_returns, trials),
         },
-        "context_reset": {
-            "returns": reset.returns.tolist(),
-            "failed": int(reset.failed.sum()),
-            **summary(reset.returns),
-        },
-        "kept_minus_reset": {
-            "mean": float((kept.returns - reset.returns)[:, -1].mean()),
-            "interval": interval((kept.returns - reset.returns)[:, -1]),
-        },
-        "random": {"mean": floor, "returns": random.tolist()},
+        "random": {"mean": float(random.mean()), "returns": random.tolist()},
         "dataset": dataset,
     }
+    if kept is not None and reset is not None:
+        row, last = np.arange(contexts), _runs(kept) - 1  # the same environment seeds in both
+        difference = kept.returns[row, last] - reset.returns[row, last]
+        entry["kept_minus_reset"] = {"last": scale.differences(difference[~np.isnan(difference)])}
+    assert not about.keys() & entry.keys(), "one meaning a name"
+    return about | entry
 
 
-def document(entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
-    """The whole file: `about` says which model and seeds; versions and commit are added."""
+def summarise(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over training seeds: one row per group of entries that differ in the run and task only.
+
+    A run counts with its mean over contexts. `statistics` is null where a task has one seed twice
+    (two checkpoints of one run are not two seeds).
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(json.dumps(_group(entry), sort_keys=True), []).append(entry)
+    return [_summary(_group(members[0]), members) for members in groups.values()]
+
+
+def document(entries: Sequence[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+    """The whole file: `about` says which evaluation; versions, commit and seeds are added."""
     return {
         "schema_version": SCHEMA_VERSION,
         **about,
         "versions": {name: version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
         "git_commit": _git_commit(),
-        "results": entries,
+        "intervals": INTERVALS,
+        "results": list(entries),
+        "over_seeds": summarise(entries),
     }
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Writes results.json, whole or not at all; NaN is refused, not written."""
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _trials(trials: Trials, scale: _Scale) -> dict[str, Any]:
+    """All of the contexts' trials, and their statistics."""
+    returns_CN = trials.returns
+    return {
+        "returns": [[None if np.isnan(r) else r for r in row] for row in returns_CN.tolist()],
+        "seeds": trials.seeds.tolist(),
+        "failed": {
+            "count": int(trials.failed.sum()),
+            "trials": np.argwhere(trials.failed).tolist(),  # [context, trial], from 0
+        },
+        **{name: scale.returns(values_C) for name, values_C in _over_trials(trials).items()},
+        "by_trial": [scale.returns(column[~np.isnan(column)]) for column in returns_CN.T],
+        "slope": scale.differences(slopes(returns_CN)),
+    }
+
+
+def _over_trials(trials: Trials) -> dict[str, np.ndarray]:
+    """Each of `STATISTICS` (C,) over the trials that a context has run."""
+    returns_CN = trials.returns
+    return {
+        "first": returns_CN[:, 0],
+        "last": returns_CN[np.arange(len(returns_CN)), _runs(trials) - 1],
+        "mean": np.nanmean(returns_CN, axis=1),
+        "max": np.nanmax(returns_CN, axis=1),
+    }
+
+
+def _runs(trials: Trials) -> np.ndarray:
+    """(C,) how many trials every context has run."""
+    ran_CN = ~np.isnan(trials.returns)
+    runs_C = ran_CN.sum(axis=1)
+    first_CN = np.arange(ran_CN.shape[1]) < runs_C[:, None]
+    assert runs_C.all(), "every context runs a trial"
+    assert (ran_CN == first_CN).all(), "none is left out before the last one"
+    return runs_C
+
+
+def _spell(values: np.ndarray) -> dict[str, Any]:
+    told = estimate(values)
+    interval = None if told.interval is None else list(told.interval)
+    return {"mean": told.mean, "interval_over_contexts": interval}
+
+
+def _group(entry: dict[str, Any]) -> dict[str, Any]:
+    """What entries of one row over seeds have in common."""
+    measured = {"task", "kept", "reset", "kept_minus_reset", "max_beside", "random", "dataset"}
+    common = {k: v for k, v in entry.items() if k not in measured | _OF_A_RUN}
+    return common | {"target": entry["target"]["asked"]}
+
+
+def _summary(group: dict[str, Any], members: list[dict[str, Any]]) -> dict[str, Any]:
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for member in members:
+        by_task.setdefault(member["task"], []).append(member)
+    seeds = {task: [e["train_seed"] for e in entries] for task, entries in by_task.items()}
+    row = {"group": group, "seeds": seeds, "statistics": None}
+    if all(len(set(listed)) == len(listed) for listed in seeds.values()):
+        row["statistics"] = {
+            "raw": {task: _over_seeds([entries], None) for task, entries in by_task.items()},
+            "normalised": _over_seeds(list(by_task.values()), "normalised"),
+        }
+    return row
+
+
+def _over_seeds(strata: list[list[dict[str, Any]]], unit: str | None) -> dict[str, Any]:
+    """Every statistic over the runs of some tasks; null where not all of the runs have it."""
+
+    def spell(context: str, name: str) -> dict[str, Any] | None:
+        scores = []
+        for entries in strata:
+            found = [entry[context] and entry[context][name] for entry in entries]
+            if unit is not None:
+                found = [statistic and statistic[unit] for statistic in found]
+            if None in found:
+                return None
+            scores.append(np.array([statistic["mean"] for statistic in found]))
+        return _spell_seeds(over_seeds(scores))
+
+    return {context: {name: spell(context, name) for name in STATISTICS} for context in CONTEXTS}
+
+
+def _spell_seeds(told: SeedEstimate) -> dict[str, Any]:
+    return {
+        name: {
+            "value": value,
+            "interval_over_seeds": None if interval is None else list(interval),
+        }
+        for name, value, interval in (
+            ("mean", told.mean, told.mean_interval),
+            ("iqm", told.iqm, told.iqm_interval),
+        )
+    }
 
 
 def _git_commit() -> str | None:
@@ -128,56 +243,3 @@ def _git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def print_table(entries: list[dict[str, Any]], console: Console) -> None:
-    """One column a task, and their average where there are several."""
-    table = Table(title="Returns (95 % interval over contexts)")
-    table.add_column("")
-    names = [entry["task"] for entry in entries] + ["average"] * (len(entries) > 1)
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    context, reset = (lambda e: e), (lambda e: e["context_reset"])
-    for label, part, name in (
-        ("first trial", context, "first"),
-        ("last trial", context, "last"),
-        ("mean of trials", context, "mean"),
-        ("max of trials", context, "max"),
-        ("last trial, context reset", reset, "last"),
-        ("max of trials, context reset", reset, "max"),
-    ):
-        rows = [part(entry)[name] for entry in entries]
-        table.add_row(label, *(_spell(row) for row in rows), *_average(row["mean"] for row in rows))
-    table.add_section()
-    random = [entry["random"]["mean"] for entry in entries]
-    table.add_row("random policy", *(f"{r:.1f}" for r in random), *_average(random))
-    for name in ("median", "p90", "max"):
-        column = [entry["dataset"][name] for entry in entries]
-        table.add_row(f"dataset {name}", *(f"{v:.1f}" for v in column), *_average(column))
-    ratios = [_ratio(entry["last"]["mean"], entry["dataset"]["max"]) for entry in entries]
-    table.add_row("last trial / dataset max", *ratios)
-    console.print(table)
-    for entry in entries:
-        trials = "  ".join(f"{m:.1f}" for m in entry["trial_means"])
-        console.print(
-            f"{entry['task']}: trial by trial {trials}, target {entry['target_return']:.1f}",
-            soft_wrap=True,
-        )
-        if entry["failed"]:
-            console.print(f"{entry['task']}: {entry['failed']} trials failed, see results.json")
-
-
-def _average(values: Iterable[float]) -> list[str]:
-    """One more cell where there are several tasks."""
-    listed = list(values)
-    return [f"{np.mean(listed):.1f}"] if len(listed) > 1 else []
-
-
-def _ratio(value: float, best: float) -> str:
-    return f"{value / best:.0%}" if best > 0 else "n/a"
-
-
-def _spell(row: dict[str, Any]) -> str:
-    if row["interval"] is None:
-        return f"{row['mean']:.1f} (n/a)"
-    return "{:.1f} ({:.0f} to {:.0f})".format(row["mean"], *row["interval"])

@@ -20,7 +20,7 @@ from agentic.model import AgenticTransformer, ModelSpec
 from agentic.runs import choose_device, config_text, model_spec, open_run, print_start
 from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
-from envs import expand
+from envs import expand, without_rendering
 
 
 def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
@@ -47,6 +47,7 @@ def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
 
 def command(values: dict[str, Any]) -> None:
     """Trains, or goes on training, then evaluates."""
+    without_rendering()
     config, run_dir, resumed = open_run(values, HydraConfig.get().overrides.task)
     console = Console(markup=False)
     store = prepare_data(config, console)

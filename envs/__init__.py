@@ -6,7 +6,7 @@ dm_control nor OpenGL; making an environment does.
 
 import gymnasium
 
-from envs.dmc import DmcEnv, quiet_simulator
+from envs.dmc import DmcEnv, quiet_simulator, without_rendering
 from envs.pool import EnvPool
 from envs.rewards import reward
 from envs.tasks import TASKS, TaskSpec, domain_tasks, expand
@@ -20,6 +20,7 @@ __all__ = [
     "expand",
     "quiet_simulator",
     "reward",
+    "without_rendering",
 ]
 
 for _task in TASKS.values():

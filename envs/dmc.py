@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -13,7 +14,10 @@ from envs.rewards import reward
 from envs.tasks import TaskSpec, get_task
 
 FRAME_SHAPE = (240, 320)  # height, width: multiples of 16, as video encoders want them
-_NO_GL = "set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts"
+_REMEDY = (
+    "expected MUJOCO_GL=egl (Debian's package libegl1) or MUJOCO_GL=osmesa (libosmesa6), set "
+    "before Python starts"
+)
 
 
 def quiet_simulator() -> None:
@@ -24,6 +28,16 @@ def quiet_simulator() -> None:
     from absl import logging
 
     logging.set_verbosity(logging.ERROR)
+
+
+def without_rendering() -> None:
+    """Make this process and its children need no OpenGL, whatever MUJOCO_GL says.
+
+    To be called before the first environment is made: MuJoCo and dm_control choose their OpenGL
+    backend when they are imported, and even where nothing is drawn, one that is missing or
+    misspelled fails then.
+    """
+    os.environ["MUJOCO_GL"] = "disable"
 
 
 class DmcEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -139,7 +153,9 @@ class DmcEnv(gymnasium.Env[np.ndarray, np.ndarray]):
                 render_flag_overrides={"shadow": False, "reflection": False},
             )
         except Exception as error:  # each OpenGL backend fails in its own way
-            raise RuntimeError(f"render: OpenGL failed ({error}); {_NO_GL}") from error
+            raise RuntimeError(
+                f"render: got {_setting()}, with which OpenGL fails ({error}); {_REMEDY}"
+            ) from error
         return np.array(frame)
 
     def close(self) -> None:
@@ -168,18 +184,21 @@ def _load(task: TaskSpec) -> tuple[Any, np.random.RandomState]:
     """Return the dm_control environment and the generator that its resets draw from."""
     # Imported here: dm_control loads an OpenGL backend at import, and `import envs` must not.
     try:
-        if task.domain == "jaco":
-            from envs import jaco
-
-            env = jaco.load(task.name)
-            return env, env.random_state
-
-        from dm_control import suite
+        with warnings.catch_warnings():
+            # That there is no display matters to who renders, and is an error then.
+            warnings.filterwarnings("ignore", module="glfw")
+            from dm_control import suite
     except (ImportError, AttributeError, RuntimeError) as error:
-        # What a missing library raises depends on the backend; MUJOCO_GL=disable needs none.
+        # What a missing library raises depends on the backend.
         raise RuntimeError(
-            f"dm_control can't be imported ({error}); {_NO_GL}, or MUJOCO_GL=disable"
+            f"got {_setting()}, with which dm_control can't be imported ({error}); {_REMEDY}, or "
+            "MUJOCO_GL=disable, which draws nothing"
         ) from error
+    if task.domain == "jaco":
+        from envs import jaco
+
+        env = jaco.load(task.name)
+        return env, env.random_state
     name = task.name.removeprefix(f"{task.domain}_")
     in_suite = (task.domain, name) in suite.ALL_TASKS
     env = suite.load(
@@ -205,7 +224,14 @@ def _check_rendering() -> None:
     headless = sys.platform.startswith("linux") and not display
     # Asked before the first frame: a second attempt with GLFW aborts the whole process.
     if _render.BACKEND in (None, "off") or (_render.BACKEND == "glfw" and headless):
-        raise RuntimeError(f"render_mode: OpenGL backend {_render.BACKEND} can't draw; {_NO_GL}")
+        why = "without a display" if _render.BACKEND == "glfw" else "at all"
+        raise RuntimeError(f"render_mode: got {_setting()}, which can't draw {why}; {_REMEDY}")
+
+
+def _setting() -> str:
+    """How the environment chooses the OpenGL backend."""
+    chosen = os.environ.get("MUJOCO_GL")
+    return "no MUJOCO_GL" if chosen is None else f"MUJOCO_GL={chosen}"
 
 
 def _flatten(timestep: Any) -> np.ndarray:

@@ -1,6 +1,5 @@
 """A task's simulation put into recorded states: what they lead to, what they show and earn."""
 
-import mujoco
 import numpy as np
 
 from envs.dmc import DmcEnv, join_parts
@@ -23,6 +22,9 @@ class Simulator:
 
     def __init__(self, task: str) -> None:
         self._env = DmcEnv(task)
+        import mujoco  # here and not above: it chooses its OpenGL backend at import
+
+        self._mujoco = mujoco
         self.task = self._env.task
         self._env.reset(seed=0)  # jaco's physics is compiled again here
         self._physics = self._env._env.physics
@@ -31,14 +33,14 @@ class Simulator:
 
     def begin(self, physics: np.ndarray) -> None:
         """Forget everything and stand in the state `physics` (P,) float64, without control."""
-        mujoco.mj_resetData(self._model, self._data)
+        self._mujoco.mj_resetData(self._model, self._data)
         self._set(physics)
-        mujoco.mj_forward(self._model, self._data)
+        self._mujoco.mj_forward(self._model, self._data)
 
     def step(self, action: np.ndarray) -> np.ndarray:
         """Apply `action` (A,) for one control step. Returns the state reached, (P,) float64."""
         self._data.ctrl[:] = self._env._control(action)
-        mujoco.mj_step(self._model, self._data, self._substeps)
+        self._mujoco.mj_step(self._model, self._data, self._substeps)
         return np.concatenate([self._data.qpos, self._data.qvel])
 
     def place(self, physics: np.ndarray, action: np.ndarray) -> None:
@@ -49,7 +51,7 @@ class Simulator:
         """
         self._data.ctrl[:] = self._env._control(action)
         self._set(physics)
-        mujoco.mj_step1(self._model, self._data)
+        self._mujoco.mj_step1(self._model, self._data)
 
     def observation(self) -> np.ndarray:
         """What the state shows after `place`, (O,) float32."""
