@@ -1,5 +1,6 @@
 """The table of an evaluation: every number beside what it must be read with."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,28 +16,30 @@ SECTIONS = (
         ("first trial", "kept.first"),
         ("last trial", "kept.last"),
         ("mean of trials", "kept.mean"),
-        ("improvement per trial", "kept.slope"),
+        ("gain per trial", "kept.slope"),
     ),
     (
-        ("first trial, context reset", "reset.first"),
-        ("last trial, context reset", "reset.last"),
-        ("mean of trials, context reset", "reset.mean"),
-        ("kept minus reset, last trial", "kept_minus_reset.last"),
+        ("first trial, reset", "reset.first"),
+        ("last trial, reset", "reset.last"),
+        ("mean of trials, reset", "reset.mean"),
+        ("kept - reset, last", "kept_minus_reset.last"),
     ),
     (
-        ("max of {n}, context kept", "max_beside.kept"),
-        ("max of {n}, context reset", "max_beside.independent"),
-        ("max of {n} dataset episodes", "max_beside.dataset"),
+        ("max of {n}, kept", "max_beside.kept"),
+        ("max of {n}, reset", "max_beside.independent"),
+        ("max of {n}, dataset", "max_beside.dataset"),
     ),
     (
         ("random policy", "random.mean"),
         ("dataset median", "dataset.median"),
         ("dataset p90", "dataset.p90"),
         ("dataset max", "dataset.max"),
-        ("last trial / dataset max", "last / max"),
+        ("last / dataset max", "last / max"),
     ),
 )
-NAMES = {"kept": "", "reset": ", context reset"}
+NAMES = {"kept": "", "reset": ", reset"}
+RESET = "reset: the context is emptied before every trial"
+NORMALISED = "normalised: 0 for random actions, 1 for the dataset's best"
 LONG = 100.0  # from here on an interval's ends need no decimals
 FRAME = 3  # characters that a column has beside its content
 
@@ -65,7 +68,8 @@ def print_table(
         _print_seeds(row, console)
     if not several:
         console.print(
-            "Intervals are over contexts of one trained model; over training seeds: n/a (one seed)"
+            "Intervals are over contexts of one model; over training seeds: n/a (one seed)",
+            soft_wrap=True,
         )
 
 
@@ -79,25 +83,35 @@ def _print_returns(entries: list[dict[str, Any]], console: Console) -> None:
     labels = [label.format(n=entries[0]["trials"]) for section in sections for label, _ in section]
     ends = np.cumsum([len(section) for section in sections]) - 1
     columns = [
-        (entry["task"], [_spell(_find(entry, path), path) for path in paths]) for entry in entries
+        _column(entry["task"], [_spell(_find(entry, path), path) for path in paths])
+        for entry in entries
     ]
     if len(entries) > 1:
-        columns.append(("average", [_average(entries, path) for path in paths]))
+        columns.append(_column("average", [_average(entries, path) for path in paths]))
+    caption = RESET if any(entry["reset"] is not None for entry in entries) else None
     while columns:
-        width = max(map(len, labels)) + FRAME + 1
-        table = Table(title="Returns (95 % interval over contexts)")
-        table.add_column("")
+        table = Table(title="Returns (95 % interval over contexts)", caption=caption)
+        table.add_column("", no_wrap=True)
+        left = console.width - max(map(len, labels)) - FRAME - 1
         shown: list[list[str]] = []
-        while columns and (
-            not shown or width + max(map(len, columns[0][1])) + FRAME <= console.width
-        ):
-            name, cells = columns.pop(0)
-            width += max(map(len, cells)) + FRAME
-            table.add_column(name, justify="right", overflow="fold")
+        while columns and (not shown or columns[0][2] + FRAME <= left):
+            heading, cells, width = columns.pop(0)
+            table.add_column(heading, justify="right", no_wrap=True)
             shown.append(cells)
+            left -= width + FRAME
         for k, label in enumerate(labels):
             table.add_row(label, *(cells[k] for cells in shown), end_section=k in ends)
         console.print(table)
+
+
+def _column(name: str, cells: list[str]) -> tuple[str, list[str], int]:
+    """Heading, cells and width; a name longer than the cells goes on several lines."""
+    width, lines = max(map(len, cells)), [""]
+    for part in re.findall("[^_]*_|[^_]+$", name):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines), cells, max(width, *map(len, lines))
 
 
 def _print_trials(entry: dict[str, Any], console: Console) -> None:
@@ -134,25 +148,27 @@ def _print_seeds(row: dict[str, Any], console: Console) -> None:
     if row["statistics"] is None:
         console.print(f"{name}: over training seeds n/a, one of them is there twice")
         return
-    table = Table(title=f"{name}: over training seeds (95 % interval over seeds)")
+    table = Table(
+        title=f"{name}: over training seeds (95 % interval over seeds)", caption=NORMALISED
+    )
     table.add_column("")
     for heading in ("seeds", "mean", "interquartile mean"):
         table.add_column(heading, justify="right", overflow="fold")
-    blocks = [(task, str(len(seeds[task])), row["statistics"]["raw"][task]) for task in seeds]
-    runs = " + ".join(count for _, count, _ in blocks)
-    blocks.append(("normalised (0: random, 1: dataset max)", runs, row["statistics"]["normalised"]))
-    for title, count, block in blocks:
+    raw, normalised = row["statistics"]["raw"], row["statistics"]["normalised"]
+    blocks = [(task, str(len(listed)), raw[task], 1) for task, listed in seeds.items()]
+    runs = " + ".join(count for _, count, _, _ in blocks)
+    for title, count, block, digits in [*blocks, ("normalised", runs, normalised, 2)]:
         table.add_row(title, count)
         for context in CONTEXTS:
             for statistic in STATISTICS:
                 told = block[context][statistic]
-                if told is not None:
-                    digits = 2 if block is row["statistics"]["normalised"] else 1
-                    cells = [
-                        _interval(told[key]["value"], told[key]["interval_over_seeds"], digits)
-                        for key in ("mean", "iqm")
-                    ]
-                    table.add_row(f"  {statistic}{NAMES[context]}", "", *cells)
+                if told is None:
+                    continue
+                cells = [
+                    _interval(told[key]["value"], told[key]["interval_over_seeds"], digits)
+                    for key in ("mean", "iqm")
+                ]
+                table.add_row(f"  {statistic}{NAMES[context]}", "", *cells)
         table.add_section()
     console.print(table)
 
@@ -160,10 +176,7 @@ def _print_seeds(row: dict[str, Any], console: Console) -> None:
 def _find(entry: dict[str, Any], path: str) -> Any:
     """What the entry has at a dotted path; None where it has nothing there."""
     if path == "last / max":
-        last, best = (
-            _find(entry, "kept.last") or _find(entry, "reset.last"),
-            entry["dataset"]["max"],
-        )
+        last, best = (entry["kept"] or entry["reset"])["last"], entry["dataset"]["max"]
         return last["mean"] / best if best > 0 else None
     found: Any = entry
     for key in path.split("."):

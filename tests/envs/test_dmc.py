@@ -9,6 +9,19 @@ from gymnasium.utils.env_checker import check_env
 
 from envs import TASKS, DmcEnv
 
+REMEDY = "MUJOCO_GL=egl (Debian's package libegl1) or MUJOCO_GL=osmesa (libosmesa6)"
+SETTINGS = [
+    None,
+    "",
+    "egl",
+    "osmesa",
+    "glfw",
+    "glx",
+    "disable",
+    "off",
+    "0",
+    "nonsense",
+]  # MUJOCO_GL
 ONE_PER_DOMAIN = ["walker_walk", "cheetah_run", "cartpole_swingup", "jaco_reach_top_left"]
 
 
@@ -234,10 +247,12 @@ def test_unknown_names():
 
 def python(code, mujoco_gl):
     """Run `code` in a fresh interpreter; MUJOCO_GL is read once, at dm_control's import."""
-    environ = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
+    ours = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")
+    environ = {name: value for name, value in os.environ.items() if name not in ours}
+    chosen = {} if mujoco_gl is None else {"MUJOCO_GL": mujoco_gl}
     return subprocess.run(
         [sys.executable, "-c", code],
-        env=environ | {"MUJOCO_GL": mujoco_gl, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environ | chosen | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -273,13 +288,56 @@ except RuntimeError as error:
 """
     done = python(code, "disable")
     assert done.returncode == 0, done.stderr
-    assert "MUJOCO_GL=egl or MUJOCO_GL=osmesa" in done.stdout
+    assert REMEDY in done.stdout
 
 
-def test_a_broken_backend_is_reported_with_the_remedy():
-    done = python("import envs; envs.DmcEnv('walker_run')", "nonsense")
-    assert "RuntimeError: dm_control can't be imported" in done.stderr
-    assert "MUJOCO_GL=egl or MUJOCO_GL=osmesa" in done.stderr
+@pytest.mark.parametrize("task", ["walker_run", "jaco_reach_top_left"])
+def test_a_broken_backend_is_reported_with_the_remedy(task):
+    done = python(f"import envs; envs.DmcEnv({task!r})", "nonsense")
+    assert "RuntimeError: got MUJOCO_GL=nonsense, with which dm_control can't be" in done.stderr
+    assert REMEDY in done.stderr
+
+
+@pytest.mark.parametrize("mujoco_gl", SETTINGS)
+def test_without_rendering_no_setting_matters_to_this_process_and_its_children(mujoco_gl):
+    code = """
+import multiprocessing, numpy as np, envs
+from envs.simulator import Simulator
+
+def play():
+    env = envs.DmcEnv("cartpole_swingup")
+    env.reset(seed=0)
+    physics = env.step(np.ones(1))[-1]["physics"]
+    assert np.isfinite(Simulator("cartpole_swingup").step(np.ones(1))).all()
+    print("played", flush=True)
+
+if __name__ == "__main__":
+    envs.without_rendering()
+    play()
+    child = multiprocessing.get_context("spawn").Process(target=envs.DmcEnv, args=("walker_run",))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+    done = python(code, mujoco_gl)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("played\n", "")
+
+
+@pytest.mark.parametrize("mujoco_gl", [s for s in SETTINGS if s not in ("egl", "osmesa")])
+def test_who_renders_without_a_display_is_told_the_setting_and_the_remedy(mujoco_gl):
+    code = """
+import envs
+try:
+    envs.DmcEnv("cartpole_swingup", render_mode="rgb_array")
+except RuntimeError as error:
+    print(error)
+"""
+    done = python(code, mujoco_gl)
+    setting = "got no MUJOCO_GL," if mujoco_gl is None else f"got MUJOCO_GL={mujoco_gl},"
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert setting in line
+    assert REMEDY in line
 
 
 def test_frames():
@@ -299,6 +357,6 @@ for task in ("walker_run", "jaco_reach_top_left"):
     seen.close()
 """
     done = python(code, "egl")
-    if "MUJOCO_GL=egl or MUJOCO_GL=osmesa" in done.stderr:
+    if REMEDY in done.stderr:
         pytest.skip("this machine has no EGL")
     assert done.returncode == 0, done.stderr
