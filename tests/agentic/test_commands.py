@@ -36,13 +36,15 @@ SMALL = [
 ]
 
 
-def _run(cwd: Path, command: str, *arguments: str) -> subprocess.CompletedProcess:
+def _run(
+    cwd: Path, command: str, *arguments: str, mujoco_gl: str = "disable"
+) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", f"agentic.{command}", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "MUJOCO_GL": mujoco_gl},
         timeout=250,
     )
 
@@ -60,9 +62,8 @@ def _fails(done: subprocess.CompletedProcess, *words: str) -> None:
 def workplace(tmp_path_factory) -> Path:
     """A folder with 8 random jaco episodes, collected by the command."""
     place = tmp_path_factory.mktemp("workplace")
-    done = _run(
-        place, "collect", "task=jaco_reach_top_left", "recipe=random", "episodes=8", "workers=1"
-    )
+    wanted = ["task=jaco_reach_top_left", "recipe=random", "episodes=8", "workers=1"]
+    done = _run(place, "collect", *wanted, mujoco_gl="nonsense")
     assert done.returncode == 0, done.stderr
     assert "jaco_reach_bottom_right" in done.stdout
     assert len(episode_files(buffer_dir(place / "data", "jaco", "random"))) == 8
@@ -72,7 +73,7 @@ def workplace(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(workplace) -> Path:
-    done = _run(workplace, "train", *SMALL, "run_dir=run")
+    done = _run(workplace, "train", *SMALL, "run_dir=run", mujoco_gl="osmesa")
     assert done.returncode == 0, done.stderr
     for word in (
         "8 episodes",
@@ -81,6 +82,8 @@ def run_dir(workplace) -> Path:
         "last trial",
         "random policy",
         "dataset p90",
+        "last trial, reset",
+        "over training seeds: n/a",
     ):
         assert word in done.stdout
     return workplace / "run"
@@ -88,7 +91,7 @@ def run_dir(workplace) -> Path:
 
 def test_a_run_leaves_everything_that_is_promised(run_dir):
     names = {p.name for p in run_dir.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "results.json", "checkpoints"} <= names
+    assert {"config.yaml", "metrics.jsonl", "results.json", "checkpoints", "curves"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     logged = {name for line in lines for name in line}
@@ -103,9 +106,21 @@ def test_a_run_leaves_everything_that_is_promised(run_dir):
     }
     results = json.loads((run_dir / "results.json").read_text())
     (entry,) = results["results"]
-    assert np.array(entry["returns"]).shape == (2, 2)
-    assert results["relabel_mode"] == "with_control"
+    assert np.array(entry["kept"]["returns"]).shape == (2, 2)
+    assert np.array(entry["reset"]["returns"]).shape == (2, 2)
+    assert entry["relabel_mode"] == "with_control"
     assert {"p90", "max", "mean"} <= set(entry["dataset"])
+    assert (run_dir / "curves" / "jaco_reach_top_left.png").is_file()
+
+
+def test_no_command_loads_the_simulator_before_it_knows_whether_it_will_draw():
+    code = """
+import sys
+import agentic.collect, agentic.data, agentic.evaluate, agentic.train
+assert not {"mujoco", "dm_control"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_evaluate_again_gives_the_same_and_never_writes_over_it(run_dir):
@@ -114,7 +129,8 @@ def test_evaluate_again_gives_the_same_and_never_writes_over_it(run_dir):
     assert done.returncode == 0, done.stderr
     again = json.loads((run_dir.parent / "again" / "results.json").read_text())
     first = json.loads((run_dir / "results.json").read_text())
-    assert again["results"][0]["returns"] == first["results"][0]["returns"]
+    for context in ("kept", "reset"):
+        assert again["results"][0][context] == first["results"][0][context]
     _fails(_run(run_dir.parent, "evaluate", *arguments, "output=again"), "output:", "again")
 
 
