@@ -56,11 +56,15 @@ class Budget:
 
     def caches(self) -> int:
         """Bytes of the keys and values of the larger of the two kinds of rollouts."""
-        tokens = max(
-            rolling.contexts * rolling.trials * self.spec.episode_steps * self.spec.tokens_per_step
+        tasks = len(self.spec.tasks)
+        return max(
+            self.spec.cache_bytes(
+                min(rolling.batch, rolling.contexts * len(rolling.targets) * tasks),
+                rolling.held,
+                rolling.cache,
+            )
             for rolling in (self.config.rollout, self.config.evaluation)
         )
-        return 2 * 4 * tokens * self.spec.model.layers * self.spec.model.width
 
     def longest_chain(self, kind: str, recompute: bool) -> int:
         """Environment steps of the longest single chain whose training step fits; 0: none does."""

@@ -6,25 +6,11 @@ from importlib import resources
 
 import yaml
 
-from agentic.strict import build
+from agentic.protocol import RolloutConfig
+from agentic.strict import at_least, between, build, one_of
 from envs import expand
 
 MAX_SEED = 2**63 - 1  # what torch takes
-
-
-def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{field}: got {value!r}, expected one of {list(allowed)}")
-
-
-def _at_least(field: str, value: float, least: float) -> None:
-    if not value >= least:  # NaN fails too
-        raise ValueError(f"{field}: got {value}, expected at least {least}")
-
-
-def _between(field: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{field}: got {value}, expected a value in [{low}, {high}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +34,19 @@ class RndConfig:
 
     def __post_init__(self) -> None:
         for name in ("environments", "hidden", "novelty_hidden", "novelty_size"):
-            _at_least(f"rnd.{name}", getattr(self, name), 1)
-        _at_least("rnd.seed_steps", self.seed_steps, 0)
-        _at_least("rnd.batch", self.batch, 2)  # one observation has no variance
-        _at_least("rnd.updates_per_step", self.updates_per_step, 0)
+            at_least(f"rnd.{name}", getattr(self, name), 1)
+        at_least("rnd.seed_steps", self.seed_steps, 0)
+        at_least("rnd.batch", self.batch, 2)  # one observation has no variance
+        at_least("rnd.updates_per_step", self.updates_per_step, 0)
         if not self.learning_rate > 0:
             raise ValueError(f"rnd.learning_rate: got {self.learning_rate}, expected above 0")
-        _between("rnd.gamma", self.gamma, 0, 1)
-        _between("rnd.n_steps", self.n_steps, 1, 250)  # the shortest episodes
-        _between("rnd.tau", self.tau, 0, 1)
-        _at_least("rnd.noise", self.noise, 0)
-        _at_least("rnd.noise_clip", self.noise_clip, 0)
-        _between("rnd.replay_capacity", self.replay_capacity, 1000, 10**8)  # the longest episodes
-        _between("rnd.environments", self.environments, 1, 1000)
+        between("rnd.gamma", self.gamma, 0, 1)
+        between("rnd.n_steps", self.n_steps, 1, 250)  # the shortest episodes
+        between("rnd.tau", self.tau, 0, 1)
+        at_least("rnd.noise", self.noise, 0)
+        at_least("rnd.noise_clip", self.noise_clip, 0)
+        between("rnd.replay_capacity", self.replay_capacity, 1000, 10**8)  # the longest episodes
+        between("rnd.environments", self.environments, 1, 1000)
 
 
 def small_rnd() -> RndConfig:
@@ -81,9 +67,9 @@ class CollectConfig:
     rnd: RndConfig = dataclasses.field(default_factory=small_rnd)
 
     def __post_init__(self) -> None:
-        _at_least("episodes", self.episodes, 1)
-        _at_least("seconds", self.seconds, 0)
-        _at_least("workers", self.workers, 0)
+        at_least("episodes", self.episodes, 1)
+        at_least("seconds", self.seconds, 0)
+        at_least("workers", self.workers, 0)
         if len(expand(self.reward_task)) != 1:
             raise ValueError(f"reward_task: got {self.reward_task!r}, expected one task")
 
@@ -116,12 +102,12 @@ class DataConfig:
     prefetch: int = 1  # threads that make batches ahead; 0: none
 
     def __post_init__(self) -> None:
-        _one_of("data.on_bad_file", self.on_bad_file, ("error", "skip"))
-        _one_of("data.on_other_length", self.on_other_length, ("error", "skip"))
-        _one_of("data.relabel", self.relabel, ("with_control", "state_only"))
+        one_of("data.on_bad_file", self.on_bad_file, ("error", "skip"))
+        one_of("data.on_other_length", self.on_other_length, ("error", "skip"))
+        one_of("data.relabel", self.relabel, ("with_control", "state_only"))
         if self.workers is not None:
-            _at_least("data.workers", self.workers, 1)
-        _at_least("data.prefetch", self.prefetch, 0)
+            at_least("data.workers", self.workers, 1)
+        at_least("data.prefetch", self.prefetch, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +126,15 @@ class ChainConfig:
     replacement: bool = False  # whether a trajectory may come twice in a chain
 
     def __post_init__(self) -> None:
-        _at_least("chain.trajectories", self.trajectories, 1)
-        _one_of("chain.count", self.count, ("fixed", "uniform"))
-        _between("chain.window_fraction", self.window_fraction, 0, 1)
-        _at_least("chain.window_steps", self.window_steps, 1)
-        _between("chain.window_share", self.window_share, 0, 1)
-        _between("chain.best_from", self.best_from, 0, 1)
-        _one_of("chain.spread", self.spread, ("full", "drawn"))
-        _one_of("chain.loss_on", self.loss_on, ("last", "all"))
-        _one_of("chain.weighting", self.weighting, ("uniform", "return"))
+        at_least("chain.trajectories", self.trajectories, 1)
+        one_of("chain.count", self.count, ("fixed", "uniform"))
+        between("chain.window_fraction", self.window_fraction, 0, 1)
+        at_least("chain.window_steps", self.window_steps, 1)
+        between("chain.window_share", self.window_share, 0, 1)
+        between("chain.best_from", self.best_from, 0, 1)
+        one_of("chain.spread", self.spread, ("full", "drawn"))
+        one_of("chain.loss_on", self.loss_on, ("last", "all"))
+        one_of("chain.weighting", self.weighting, ("uniform", "return"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +148,10 @@ class TokensConfig:
     trajectory_embedding: bool  # a learned vector for the trajectory's place in the chain
 
     def __post_init__(self) -> None:
-        _one_of("tokens.layout", self.layout, ("interleaved", "step"))
-        _one_of("tokens.past_action", self.past_action, ("keep", "dropout", "none"))
-        _one_of("tokens.past_reward", self.past_reward, ("keep", "dropout", "none"))
-        _between("tokens.dropout", self.dropout, 0, 1)
+        one_of("tokens.layout", self.layout, ("interleaved", "step"))
+        one_of("tokens.past_action", self.past_action, ("keep", "dropout", "none"))
+        one_of("tokens.past_reward", self.past_reward, ("keep", "dropout", "none"))
+        between("tokens.dropout", self.dropout, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +168,7 @@ class LayerConfig:
         for name in ("block_query", "block_key", "block_rows"):
             value = getattr(self, name)
             if value is not None:
-                _at_least(f"layer.{name}", value, 1)
+                at_least(f"layer.{name}", value, 1)
                 if self.kind != "blockwise":
                     raise ValueError(
                         f"layer.{name}: got {value}, expected null: {self.kind} has no blocks"
@@ -201,7 +187,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "feed_forward"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
+            at_least(f"model.{name}", getattr(self, name), 1)
         if self.width % self.heads:
             raise ValueError(
                 f"model.heads: got {self.heads}, expected a divisor of model.width={self.width}"
@@ -228,16 +214,16 @@ class OptimizerConfig:
             raise ValueError(
                 f"optimizer.learning_rate: got {self.learning_rate}, expected a value above 0"
             )
-        _between("optimizer.final_fraction", self.final_fraction, 0, 1)
-        _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+        between("optimizer.final_fraction", self.final_fraction, 0, 1)
+        at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        at_least("optimizer.weight_decay", self.weight_decay, 0)
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"optimizer.betas: got {self.betas}, expected two values in [0, 1)")
         if not self.clip_norm > 0:
             raise ValueError(f"optimizer.clip_norm: got {self.clip_norm}, expected above 0")
         if not 0 <= self.average < 1:
             raise ValueError(f"optimizer.average: got {self.average}, expected a value in [0, 1)")
-        _at_least("optimizer.accumulate", self.accumulate, 1)
+        at_least("optimizer.accumulate", self.accumulate, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,26 +236,13 @@ class ClockConfig:
     rollout_from: float  # no rollouts in this first part of the training
     checkpoint_steps: int
     histogram_steps: int
+    rollout_share: float = 1.0  # most that rollouts before the last may take of the time
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _at_least(f"clocks.{f.name}", getattr(self, f.name), 0)
-        _between("clocks.rollout_from", self.rollout_from, 0, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
-    """Trials in one context."""
-
-    contexts: int  # independent contexts, each with its own seeds
-    trials: int  # episodes in one context
-    target: float  # target return, as a multiple of the dataset's best
-
-    def check(self, prefix: str = "") -> None:
-        """Raises ValueError for a value out of range; `prefix` is the group's name."""
-        _at_least(f"{prefix}contexts", self.contexts, 1)
-        _at_least(f"{prefix}trials", self.trials, 1)
-        _at_least(f"{prefix}target", self.target, 0)
+            at_least(f"clocks.{f.name}", getattr(self, f.name), 0)
+        between("clocks.rollout_from", self.rollout_from, 0, 1)
+        between("clocks.rollout_share", self.rollout_share, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,18 +275,26 @@ class TrainConfig:
     @property
     def learning(self) -> "TrainConfig":
         """The settings less those that change nothing of what is learned: places, processes."""
-        data = dataclasses.replace(self.data, store_dir=None, workers=None, prefetch=0)
-        return dataclasses.replace(self, run_dir=None, resume=None, data_dir="", data=data)
+        replace = dataclasses.replace
+        return replace(
+            self,
+            run_dir=None,
+            resume=None,
+            data_dir="",
+            data=replace(self.data, store_dir=None, workers=None, prefetch=0),
+            rollout=replace(self.rollout, workers=None),
+            evaluation=replace(self.evaluation, workers=None),
+        )
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, ("at",))
-        _between("holdout", self.holdout, 0, 0.5)
-        _at_least("steps", self.steps, 1)
-        _at_least("batch_steps", self.batch_steps, 1)
-        _one_of("precision", self.precision, ("fp32", "bf16"))
-        _one_of("device", self.device, ("auto", "cpu", "cuda"))
-        _at_least("keep_checkpoints", self.keep_checkpoints, 1)
-        _between("seed", self.seed, 0, MAX_SEED)
+        one_of("method", self.method, ("at",))
+        between("holdout", self.holdout, 0, 0.5)
+        at_least("steps", self.steps, 1)
+        at_least("batch_steps", self.batch_steps, 1)
+        one_of("precision", self.precision, ("fp32", "bf16"))
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        at_least("keep_checkpoints", self.keep_checkpoints, 1)
+        between("seed", self.seed, 0, MAX_SEED)
         for name in ("rollout", "evaluation"):
             rolling = getattr(self, name)
             rolling.check(f"{name}.")
@@ -322,28 +303,37 @@ class TrainConfig:
                     f"{name}.trials: got {rolling.trials}, expected at most "
                     f"chain.trajectories={self.chain.trajectories} with tokens.trajectory_embedding"
                 )
+        rolling = self.rollout
+        if rolling.context != "keep" or rolling.stop or len(rolling.targets) != 1:
+            raise ValueError(
+                f"rollout: got context={rolling.context}, stop={rolling.stop}, "
+                f"target={rolling.target}, expected context=keep, stop=false and one target: "
+                "one number chooses the checkpoint"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(RolloutConfig):
     """Everything that `agentic-evaluate` is told."""
 
-    checkpoint: str  # a file, or a run directory (its best checkpoint)
-    contexts: int
-    trials: int
-    target: float
+    checkpoint: str | tuple[str, ...]  # files, or run directories (their best checkpoints)
     device: str
     seed: int
     output: str | None  # directory of results.json; none: a new folder beside the checkpoint
-    video: bool
+    video: tuple[str, ...] = ()  # which trials are filmed: first, last, best
+    side_by_side: bool = False  # in one film
     task: TaskConfig | None = None  # none: every task of the checkpoint
 
     def __post_init__(self) -> None:
-        self.rollout.check()
-        _one_of("device", self.device, ("auto", "cpu", "cuda"))
-        _between("seed", self.seed, 0, MAX_SEED)
+        self.check()
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        between("seed", self.seed, 0, MAX_SEED)
+        for trial in self.video:
+            one_of("video", trial, ("first", "last", "best"))
+        if not self.checkpoints:
+            raise ValueError("checkpoint: got an empty list, expected files or run directories")
 
     @property
-    def rollout(self) -> RolloutConfig:
-        """The same numbers as training has them."""
-        return RolloutConfig(contexts=self.contexts, trials=self.trials, target=self.target)
+    def checkpoints(self) -> tuple[str, ...]:
+        """One or several."""
+        return (self.checkpoint,) if isinstance(self.checkpoint, str) else self.checkpoint

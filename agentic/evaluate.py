@@ -1,45 +1,59 @@
-"""agentic-evaluate: a checkpoint acts in the simulator, trial after trial in one context."""
+"""agentic-evaluate: checkpoints act in the simulator, trial after trial in one context."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from agentic.checkpoint import find, load
+from agentic.checkpoint import find
 from agentic.config import EvaluateConfig
 from agentic.entry import run
-from agentic.judge import judge
+from agentic.journal import continues
+from agentic.judge import case_of, judge, settings
+from agentic.protocol import RolloutConfig
 from agentic.runs import fresh_dir
 from agentic.strict import build
-from envs import expand
+from envs import expand, without_rendering
 
 
 def command(values: dict[str, Any]) -> None:
     """Evaluates and writes results.json."""
     config = build(EvaluateConfig, values)
-    path = find(Path(config.checkpoint))
-    if not path.is_file():
-        raise ValueError(f"checkpoint: got {path}, expected a checkpoint file or run directory")
-    load(path)  # before anything is written
+    if not config.video:
+        without_rendering()
+    rollout = RolloutConfig(**{f.name: getattr(config, f.name) for f in fields(RolloutConfig)})
+    specs = None if config.task is None else expand(config.task.name)
+    cases = [
+        case_of(find(Path(place)), specs, rollout, config.seed, config.device)
+        for place in config.checkpoints
+    ]
+    console = Console(markup=False)
     if config.output is None:
-        in_run = path.parent.name == "checkpoints"
-        place = path.parent.parent if in_run else path.parent
-        output = fresh_dir(place / "evaluations", f"seed{config.seed}")
+        output = _beside(cases[0].path, config.seed, settings(cases), console)
     else:
         output = Path(config.output)
         if (output / "results.json").exists():
             raise ValueError(f"output: {output} has a results.json already, expected a new folder")
         output.mkdir(parents=True, exist_ok=True)
     judge(
-        path,
-        specs=None if config.task is None else expand(config.task.name),
-        config=config.rollout,
-        seed=config.seed,
-        device=config.device,
+        cases,
         output=output,
+        console=console,
         video=config.video,
-        console=Console(markup=False),
+        side_by_side=config.side_by_side,
     )
+
+
+def _beside(path: Path, seed: int, wanted: dict[str, Any], console: Console) -> Path:
+    """An unfinished evaluation of the same near the checkpoint, or a new folder for one."""
+    in_run = path.parent.name == "checkpoints"
+    place = (path.parent.parent if in_run else path.parent) / "evaluations"
+    for folder in sorted(place.glob("*/")):
+        if continues(folder, wanted):
+            console.print(f"going on with {folder}", soft_wrap=True)
+            return folder
+    return fresh_dir(place, f"seed{seed}")
 
 
 def main() -> None:

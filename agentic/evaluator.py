@@ -1,12 +1,17 @@
 """Trials in context: the same model tries again and again, and every return is kept."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
+from agentic.journal import Journal, Part
 from agentic.model import AgenticTransformer
 from agentic.policy import Policy
+from agentic.protocol import RolloutConfig
 from envs import EnvPool, TaskSpec
 
 # Streams of environment seeds that never meet: choosing a checkpoint, judging it, random policy.
@@ -14,21 +19,49 @@ SELECTION, EVALUATION, RANDOM = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
+class Context:
+    """What one context is to try.
+
+    Attributes:
+        spec: the task.
+        target: return that every trial is told to reach, in the task's own units.
+        seeds: of the environment, one a trial.
+    """
+
+    spec: TaskSpec
+    target: float
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trials:
     """What C contexts of n trials brought.
 
     Attributes:
-        returns: (C, n) float64.
+        returns: (C, n) float64; NaN where a context had ended before.
         failed: (C, n) bool, an action that was not finite or a diverged simulation; the return
             is what was earned before it.
         seeds: (C, n) int64, of each trial's environment.
-        actions: (n, T, A) float32 that the first context took.
+        actions: (C, n, T, A) float32.
     """
 
     returns: np.ndarray
     failed: np.ndarray
     seeds: np.ndarray
     actions: np.ndarray
+
+    def __getitem__(self, rows: slice) -> "Trials":
+        """Those of some contexts."""
+        return Trials(
+            returns=self.returns[rows],
+            failed=self.failed[rows],
+            seeds=self.seeds[rows],
+            actions=self.actions[rows],
+        )
+
+
+class Interrupted(Exception):
+    """A rollout was asked to end before its last trial."""
 
 
 def trial_seeds(seed: int, stream: int, contexts: int, trials: int) -> np.ndarray:
@@ -39,73 +72,196 @@ def trial_seeds(seed: int, stream: int, contexts: int, trials: int) -> np.ndarra
     return np.array(rows, dtype=np.int64)
 
 
-def rollout(
+def kept_trials(
     model: AgenticTransformer,
-    spec: TaskSpec,
+    contexts: Sequence[Context],
+    config: RolloutConfig,
     *,
-    target: float,
-    seeds: np.ndarray,
+    journal: Journal | None = None,
+    name: str = "keep",
     progress: bool = False,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Trials:
-    """Runs n trials in each of C contexts; nothing is forgotten between the trials of a context.
+    """Runs the trials of each context one after the other; nothing is forgotten between them.
 
     Every trial starts with the same target return, of which the reward is taken off step by step.
 
     Args:
-        model: in evaluation mode; knows `spec` among its tasks.
-        spec: the task.
-        target: target return in the task's own units.
-        seeds: (C, n), one environment seed a trial.
+        model: in evaluation mode; knows the tasks.
+        contexts: of tasks of one domain, with equally many trials.
+        config: how; its `contexts`, `trials` and `target` stand in `contexts` already.
+        journal: where finished trials are kept, and taken from.
+        name: of this rollout in the journal.
         progress: show a bar of environment steps.
+        interrupted: asked at every step.
+
+    Raises:
+        Interrupted: `interrupted` said so.
     """
-    contexts, trials = seeds.shape
-    task = model.spec.tasks.index(spec.name)
-    policy = Policy(model, np.full(contexts, task), trials)
-    pool = EnvPool(spec.name, contexts)
-    returns = np.zeros((contexts, trials))
-    failed = np.zeros((contexts, trials), dtype=bool)
-    actions = np.zeros((trials, spec.episode_steps, spec.action_size), np.float32)
-    total = trials * spec.episode_steps
-    with tqdm(total=total, desc=spec.name, unit="step", disable=None if progress else True) as bar:
-        for k in range(trials):
-            observation, _ = pool.reset([int(s) for s in seeds[:, k]])
+    batches = []
+    for first in range(0, len(contexts), config.batch):
+        batch = contexts[first : first + config.batch]
+        part = None if journal is None else journal.part(f"{name}_{first:05d}")
+        batches.append(_rollout(model, batch, config, part, "trials", progress, interrupted))
+    return _joined(batches)
+
+
+def reset_trials(
+    model: AgenticTransformer,
+    contexts: Sequence[Context],
+    config: RolloutConfig,
+    *,
+    journal: Journal | None = None,
+    name: str = "reset",
+    progress: bool = False,
+) -> Trials:
+    """The same episodes with the context emptied before every trial: what does it do for us?
+
+    So the trials of a context are independent of each other, run side by side, and none is left
+    out when an earlier one has reached the target.
+    """
+    shape = (len(contexts), len(contexts[0].seeds))
+    single = [replace(c, seeds=(seed,)) for c in contexts for seed in c.seeds]
+    apart = replace(config, stop=False)
+    batches = []
+    for first in range(0, len(single), config.batch):
+        batch = single[first : first + config.batch]
+        part = None if journal is None else journal.part(f"{name}_{first:05d}")
+        batches.append(
+            _rollout(model, batch, apart, part, "context reset", progress, lambda: False)
+        )
+    alone = _joined(batches)
+    return Trials(
+        returns=alone.returns.reshape(shape),
+        failed=alone.failed.reshape(shape),
+        seeds=alone.seeds.reshape(shape),
+        actions=alone.actions.reshape(*shape, *alone.actions.shape[2:]),
+    )
+
+
+def _rollout(
+    model: AgenticTransformer,
+    contexts: Sequence[Context],
+    config: RolloutConfig,
+    part: Part | None,
+    label: str,
+    progress: bool,
+    interrupted: Callable[[], bool],
+) -> Trials:
+    """One batch of contexts in lockstep."""
+    batch = _Batch(contexts, config.stop)
+    kept = list(part.kept()) if part else []
+    for k, trial in enumerate(kept):
+        batch.end(k, *(trial[name].numpy() for name in ("returns", "failed", "actions")))
+    if len(kept) == batch.trials or not batch.running_C.any():
+        return batch.brought()
+    task_C = np.array([model.spec.tasks.index(c.spec.name) for c in contexts])
+    policy = Policy(model, task_C, batch.trials, config.remember, config.cache)
+    for trial in kept:
+        policy.recall(trial["memory"])
+    steps = contexts[0].spec.episode_steps
+    with (
+        EnvPool([c.spec.name for c in contexts], workers=config.workers or cores()) as pool,
+        tqdm(
+            total=batch.trials * steps,
+            initial=len(kept) * steps,
+            desc=f"{len(contexts)} contexts, {label}",
+            unit="step",
+            disable=None if progress else True,
+        ) as bar,
+    ):
+        for k in range(len(kept), batch.trials):
+            observation, _ = pool.reset(batch.seeds_CN[:, k].tolist())
             policy.begin_trial()
-            for t in range(spec.episode_steps):
-                action = policy.act(observation, target - returns[:, k])
+            returns_C = np.zeros(len(contexts))
+            actions_CTA = np.zeros((len(contexts), steps, pool.task.action_size), np.float32)
+            done = False
+            for t in range(steps):
+                if interrupted():
+                    raise Interrupted
+                action = policy.act(observation, batch.target_C - returns_C)
                 observation, reward, _, done = pool.step(action)
-                returns[:, k] += reward
-                policy.record(action, reward, done & (returns[:, k] >= target))
-                actions[k, t] = action[0]
+                returns_C += reward
+                policy.record(action, reward, done & (returns_C >= batch.target_C))
+                actions_CTA[:, t] = action
                 bar.update()
             assert done, "an episode has exactly the task's number of steps"
-            failed[:, k] = pool.failed
-    pool.close()
-    return Trials(returns=returns, failed=failed, seeds=seeds, actions=actions)
+            batch.end(k, returns_C, pool.failed, actions_CTA)
+            bar.set_postfix_str(f"last returns {returns_C.mean():.1f}", refresh=False)
+            if part is not None:
+                content = {"returns": returns_C, "failed": pool.failed, "actions": actions_CTA}
+                memory = {"memory": policy.memory()} if k + 1 < batch.trials else {}
+                part.keep(k, {n: torch.from_numpy(a) for n, a in content.items()} | memory)
+            if not batch.running_C.any():
+                break
+    return batch.brought()
 
 
-def rollout_reset(
-    model: AgenticTransformer, spec: TaskSpec, *, target: float, seeds: np.ndarray
-) -> Trials:
-    """The same episodes with the context emptied before every trial: what does it do for us?"""
-    alone = rollout(model, spec, target=target, seeds=seeds.reshape(-1, 1))
+class _Batch:
+    """What the trials of C contexts have brought so far.
+
+    Args:
+        contexts: with equally many trials.
+        stop: a context ends with its first trial that reaches the target.
+    """
+
+    def __init__(self, contexts: Sequence[Context], stop: bool) -> None:
+        spec = contexts[0].spec
+        self.stop = stop
+        self.target_C = np.array([c.target for c in contexts])
+        self.seeds_CN = np.array([c.seeds for c in contexts], dtype=np.int64)
+        C, self.trials = self.seeds_CN.shape
+        self.running_C = np.ones(C, dtype=bool)
+        self._returns_CN = np.full((C, self.trials), np.nan)
+        self._failed_CN = np.zeros((C, self.trials), dtype=bool)
+        shape = (C, self.trials, spec.episode_steps, spec.action_size)
+        self._actions_CNTA = np.zeros(shape, np.float32)
+
+    def end(self, k: int, returns: np.ndarray, failed: np.ndarray, actions: np.ndarray) -> None:
+        """Trial `k` is over: (C,), (C,), (C, T, A). What ended contexts went on to do is left out.
+
+        They are played on with the others, which costs less than taking them out.
+        """
+        ran_C = self.running_C.copy()
+        self._returns_CN[ran_C, k] = returns[ran_C]
+        self._failed_CN[ran_C, k] = failed[ran_C]
+        self._actions_CNTA[ran_C, k] = actions[ran_C]
+        if self.stop:
+            self.running_C &= returns < self.target_C
+
+    def brought(self) -> Trials:
+        """All of it."""
+        return Trials(
+            returns=self._returns_CN,
+            failed=self._failed_CN,
+            seeds=self.seeds_CN,
+            actions=self._actions_CNTA,
+        )
+
+
+def _joined(parts: Sequence[Trials]) -> Trials:
     return Trials(
-        returns=alone.returns.reshape(seeds.shape),
-        failed=alone.failed.reshape(seeds.shape),
-        seeds=seeds,
-        actions=alone.actions,
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("returns", "failed", "seeds", "actions")
+        }
     )
 
 
 def random_returns(spec: TaskSpec, *, episodes: int, seed: int) -> np.ndarray:
     """Returns of uniformly random actions, (episodes,)."""
     rng = np.random.default_rng([seed, RANDOM])
-    pool = EnvPool(spec.name, episodes)
-    pool.reset([int(s) for s in trial_seeds(seed, RANDOM, 1, episodes)[0]])
     returns = np.zeros(episodes)
     done = False
-    while not done:
-        action = rng.uniform(-1, 1, (episodes, spec.action_size)).astype(np.float32)
-        _, reward, _, done = pool.step(action)
-        returns += reward
-    pool.close()
+    with EnvPool([spec.name] * episodes) as pool:
+        pool.reset([int(s) for s in trial_seeds(seed, RANDOM, 1, episodes)[0]])
+        while not done:
+            action = rng.uniform(-1, 1, (episodes, spec.action_size)).astype(np.float32)
+            _, reward, _, done = pool.step(action)
+            returns += reward
     return returns
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

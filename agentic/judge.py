@@ -1,17 +1,32 @@
-"""Judging a checkpoint: trials in context beside all that they must be compared with."""
+"""Judging checkpoints: trials in context beside all that they must be compared with."""
 
-from dataclasses import replace
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.console import Console
 
 from agentic import results
 from agentic import video as videos
+from agentic.budget import gib, machine_bytes
 from agentic.checkpoint import load, restore_model
-from agentic.config import RolloutConfig, TrainConfig
+from agentic.config import TrainConfig
 from agentic.curves import write_curves
-from agentic.evaluator import EVALUATION, random_returns, rollout, rollout_reset, trial_seeds
+from agentic.evaluator import (
+    EVALUATION,
+    Context,
+    kept_trials,
+    random_returns,
+    reset_trials,
+    trial_seeds,
+)
+from agentic.journal import Journal
+from agentic.model import AgenticTransformer
+from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
 from agentic.strict import build
 from agentic.table import print_table
@@ -20,35 +35,58 @@ from envs import TaskSpec, expand
 RANDOM_EPISODES = 16
 
 
-def judge(
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A checkpoint that is to be judged, and how.
+
+    Attributes:
+        path: of the checkpoint.
+        specs: the tasks, of one domain.
+        config: contexts, trials, targets and so on.
+        seed: of the environments; other seeds than the ones that chose the checkpoint.
+        device: auto | cpu | cuda.
+    """
+
+    path: Path
+    specs: tuple[TaskSpec, ...]
+    config: RolloutConfig
+    seed: int
+    device: str
+
+    def settings(self) -> dict[str, Any]:
+        """All that the returns depend on, in plain types."""
+        config = asdict(self.config)
+        del config["workers"]
+        return {
+            "checkpoint": hashlib.sha256(self.path.read_bytes()).hexdigest(),
+            "tasks": [spec.name for spec in self.specs],
+            "seed": self.seed,
+            "device": str(choose_device(self.device)),
+            "rollout": config,
+        }
+
+
+def case_of(
     path: Path,
-    *,
     specs: tuple[TaskSpec, ...] | None,
     config: RolloutConfig,
     seed: int,
     device: str,
-    output: Path,
-    video: bool,
-    console: Console,
-) -> list[dict[str, Any]]:
-    """Evaluates the checkpoint at `path`, writes `output`/results.json and prints the table.
+) -> Case:
+    """Checks that the checkpoint can be judged so.
 
     Args:
-        path: checkpoint file.
-        specs: the tasks; None for all that the checkpoint knows.
-        config: contexts, trials and target.
-        seed: of the environments; other seeds than the ones that chose the checkpoint.
+        path: the checkpoint's file.
+        specs: None for all tasks that it knows.
+        config: contexts, trials, targets and so on.
+        seed: of the environments.
         device: auto | cpu | cuda.
-        output: existing directory.
-        video: also write `output`/videos/<task>.mp4.
-        console: to print on.
 
     Raises:
-        ValueError: the checkpoint is of another task.
+        ValueError: it is no checkpoint, is of another task, or its context does not fit.
     """
     state = load(path)
-    model = restore_model(state, choose_device(device))
-    known = model.spec.tasks
+    known = state["spec"]["tasks"]
     if specs is None:
         specs = tuple(spec for name in known for spec in expand(name))
     for spec in specs:
@@ -56,55 +94,186 @@ def judge(
             raise ValueError(
                 f"task: got {spec.name!r}, expected one of the checkpoint's: {list(known)}"
             )
+    for name in known:
+        for asked in config.targets:
+            _target(state, name, asked)
+    return Case(path=path, specs=specs, config=config, seed=seed, device=device)
+
+
+def settings(cases: Sequence[Case]) -> dict[str, Any]:
+    """All that the results depend on, in plain types."""
+    return {"cases": [case.settings() for case in cases]}
+
+
+def judge(
+    cases: Sequence[Case],
+    *,
+    output: Path,
+    console: Console,
+    again: str = "the same command",
+    video: Sequence[str] = (),
+    side_by_side: bool = False,
+) -> None:
+    """Evaluates, writes `output`/results.json, curves and films, and prints the table.
+
+    What is finished when it is interrupted is kept in `output`, and taken from there again.
+
+    Args:
+        cases: of several training seeds, say.
+        output: existing directory.
+        console: to print on.
+        again: what goes on with it after an interruption.
+        video: which trials are filmed, see `agentic.video.film`.
+        side_by_side: in one film.
+
+    Raises:
+        ValueError: the context's keys and values do not fit into memory, films cannot be made, or
+            `output` holds an unfinished evaluation of something else.
+    """
     if video:
-        videos.check(specs[0])
-    seeds = trial_seeds(seed, EVALUATION, config.contexts, config.trials)
-    cache = sum(
-        c.nbytes for c in model.caches(config.contexts, config.trials * specs[0].episode_steps)
-    )
-    console.print(
-        f"evaluating step {state['step']}: {config.contexts} contexts of {config.trials} trials, "
-        f"key/value cache {cache / 2**20:.0f} MiB"
-    )
-    if config.trials > model.spec.trajectories:
-        console.print(
-            f"note: {config.trials} trials in a context, trained with {model.spec.trajectories}"
+        videos.check(cases[0].specs[0])
+    journal = Journal(output, settings(cases))
+    entries: list[dict[str, Any]] = []
+    try:
+        for number, case in enumerate(cases):
+            entries += _judge(case, number, journal, output, console, video, side_by_side)
+    except KeyboardInterrupt:
+        console.print(f"finished trials are kept in {output}; {again} goes on", soft_wrap=True)
+        raise
+    write_curves(entries, output)
+    results.write(output / "results.json", results.document(entries, settings(cases)))
+    journal.close()
+    print_table(entries, results.summarise(entries), console)
+    console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
+
+
+def _judge(
+    case: Case,
+    number: int,
+    journal: Journal,
+    output: Path,
+    console: Console,
+    video: Sequence[str],
+    side_by_side: bool,
+) -> list[dict[str, Any]]:
+    state, config, specs = load(case.path), case.config, case.specs
+    model = restore_model(state, choose_device(case.device))
+    seeds_CN = trial_seeds(case.seed, EVALUATION, config.contexts, config.trials)
+    goals = [
+        (spec, asked, _target(state, spec.name, asked))
+        for spec in specs
+        for asked in config.targets
+    ]
+    contexts = [
+        Context(spec=spec, target=target, seeds=tuple(row))
+        for spec, _, target in goals
+        for row in seeds_CN.tolist()
+    ]
+    _tell(case, state, model, len(contexts), console)
+    kept = reset = None
+    if config.context != "reset":
+        name = f"{number:02d}_keep"
+        kept = kept_trials(model, contexts, config, journal=journal, name=name, progress=True)
+    if config.context != "keep":
+        name = f"{number:02d}_reset"
+        reset = reset_trials(model, contexts, config, journal=journal, name=name, progress=True)
+    random = {
+        spec.name: random_returns(spec, episodes=RANDOM_EPISODES, seed=case.seed) for spec in specs
+    }
+    entries = []
+    for g, (spec, asked, target) in enumerate(goals):
+        rows = slice(g * config.contexts, (g + 1) * config.contexts)
+        entries.append(
+            results.task_result(
+                about=_about(case, state),
+                task=spec.name,
+                target={"asked": spell(asked), "return": target},
+                kept=None if kept is None else kept[rows],
+                reset=None if reset is None else reset[rows],
+                random=random[spec.name],
+                dataset=_quantiles(state, spec.name),
+                dataset_returns=_returns(state, spec.name),
+            )
         )
-    trained = state["config"]
-    about = {
-        "checkpoint": str(path),
+        shown = kept if kept is not None else reset
+        if video and shown is not None:
+            place = output / "videos" / f"{number:02d}_{spell(asked)}".replace(":", "_")
+            for take in videos.film(
+                spec, shown[rows], place, which=video, side_by_side=side_by_side
+            ):
+                console.print(
+                    f"{take.path}: {take.choice} trial ({take.trial + 1} of context "
+                    f"{take.context + 1})",
+                    soft_wrap=True,
+                )
+    return entries
+
+
+def _tell(
+    case: Case,
+    state: dict[str, Any],
+    model: AgenticTransformer,
+    contexts: int,
+    console: Console,
+) -> None:
+    """What is going to run, and warnings; ValueError where its memory does not fit."""
+    config, spec = case.config, model.spec
+    tokens = config.held * spec.episode_steps * spec.tokens_per_step
+    size = max(
+        spec.cache_bytes(min(count, config.batch), held, config.cache)
+        for count, held, way in (
+            (contexts, config.held, "keep"),
+            (contexts * config.trials, 1, "reset"),
+        )
+        if config.context in (way, "both")
+    )
+    ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
+    console.print(
+        f"evaluating {case.path.name} (step {state['step']}): {contexts} contexts of "
+        f"{config.trials} trials, context {ways[config.context]}; {tokens:,} tokens a context, "
+        f"keys and values {gib(size)} in {config.cache}"
+    )
+    there = machine_bytes(choose_device(case.device))
+    if size > 0.9 * there:
+        raise ValueError(
+            f"batch: got {config.batch}, whose keys and values take {gib(size)}, expected at most "
+            f"the {gib(there)} of this machine; fewer contexts at once, cache=bf16 or remember fit"
+        )
+    if config.context != "reset" and config.held > spec.trajectories:
+        console.print(
+            f"warning: a context holds up to {config.held} trials, trained with at most "
+            f"{spec.trajectories} trajectories (remember={spec.trajectories} holds no more)"
+        )
+
+
+def _about(case: Case, state: dict[str, Any]) -> dict[str, Any]:
+    """Which model, trained and judged how."""
+    trained, config = state["config"], case.config
+    return {
+        "checkpoint": str(case.path),
         "checkpoint_step": state["step"],
         "method": trained["method"],
         "layout": trained["tokens"]["layout"],
         "layer": trained["layer"]["kind"],
         "train_trajectories": trained["chain"]["trajectories"],
         "train_seed": trained["seed"],
+        "evaluation_seed": case.seed,
         "relabel_mode": build(TrainConfig, trained).data.relabel,
+        "stop": config.stop,
+        "remember": config.remember,
+        "cache": config.cache,
     }
-    entries, films = [], []
-    for spec in specs:
-        dataset = state["data"]["quantiles"][known.index(spec.name)]
-        target = config.target * dataset["max"]
-        kept = rollout(model, spec, target=target, seeds=seeds, progress=True)
-        entries.append(
-            results.task_result(
-                about=about,
-                task=spec.name,
-                target={"asked": f"{config.target:g}x", "return": target},
-                kept=kept,
-                reset=rollout_reset(model, spec, target=target, seeds=seeds),
-                random=random_returns(spec, episodes=RANDOM_EPISODES, seed=seed),
-                dataset=dataset,
-                dataset_returns=None,
-            )
-        )
-        films.append((spec, kept))
-    results.write(output / "results.json", results.document(entries, {"evaluation_seed": seed}))
-    print_table(entries, results.summarise(entries), console)
-    write_curves(entries, output)
-    console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
-    if video:
-        for spec, kept in films:
-            kept = replace(kept, actions=kept.actions[None])
-            videos.film(spec, kept, output / "videos", which=("first", "last"), side_by_side=False)
-    return entries
+
+
+def _target(state: dict[str, Any], task: str, asked: float | str) -> float:
+    return target_return(asked, _quantiles(state, task), _returns(state, task))
+
+
+def _quantiles(state: dict[str, Any], task: str) -> dict[str, float]:
+    return state["data"]["quantiles"][list(state["spec"]["tasks"]).index(task)]
+
+
+def _returns(state: dict[str, Any], task: str) -> np.ndarray | None:
+    """All returns of the dataset; None in checkpoints from before they were kept there."""
+    returns: torch.Tensor | None = state["data"].get("returns")
+    return None if returns is None else returns[state["spec"]["tasks"].index(task)].numpy()

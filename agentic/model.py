@@ -12,6 +12,7 @@ from agentic.config import LayerConfig, ModelConfig, TokensConfig
 from agentic.tokens import ACTION_READ_AT, TOKENS_PER_STEP, Steps, TokenEmbedding
 from parallel import BlockSettings, KVCache, LayerSize, Scope, TransformerLayer, in_blocks
 
+CACHE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # numbers of keys and values
 HEAD_ROWS = 4096  # of a block of the action head, where it is computed in blocks
 
 
@@ -41,6 +42,11 @@ class ModelSpec:
             feed_forward=self.model.feed_forward * self.model.width,
             dropout=self.model.dropout,
         )
+
+    def cache_bytes(self, contexts: int, trials: int, cache: str = "fp32") -> int:
+        """Of the keys and values of all layers."""
+        tokens = contexts * trials * self.episode_steps * self.tokens_per_step
+        return tokens * self.model.layers * 2 * self.model.width * CACHE_TYPES[cache].itemsize
 
     def block_settings(self) -> BlockSettings:
         """The blockwise layers' block sizes as `parallel` takes them."""
@@ -134,7 +140,9 @@ class AgenticTransformer(nn.Module):
             x_BSD = layer.decode(x_BSD, cache)  # type: ignore[operator]
         return self._act(x_BSD[:, -1])
 
-    def caches(self, contexts: int, env_steps: int) -> list[KVCache]:
+    def caches(
+        self, contexts: int, env_steps: int, dtype: torch.dtype = torch.float32
+    ) -> list[KVCache]:
         """Empty key/value caches, one a layer, for `contexts` contexts of `env_steps` steps."""
         size = self.spec.layer_size()
         return [
@@ -144,6 +152,7 @@ class AgenticTransformer(nn.Module):
                 capacity=env_steps * self.spec.tokens_per_step,
                 head_width=size.head_width,
                 device=self.head.weight.device,
+                dtype=dtype,
             )
             for _ in self.layers
         ]

@@ -1,11 +1,12 @@
 """Acting: the transformer with a key/value cache, one call per environment step."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from agentic.model import AgenticTransformer
+from agentic.model import CACHE_TYPES, AgenticTransformer
 from agentic.tokens import Steps
 
 
@@ -15,10 +16,23 @@ class Policy:
     Args:
         model: put into evaluation mode by the caller.
         task: (C,) index of each context's task among the model's.
-        trials: most trials that a context will hold.
+        trials: most trials that a context will see.
+        remember: most trials that it holds, this one included: as another begins, the oldest one's
+            keys and values are forgotten (what later tokens took from them stays); None: all.
+        cache: number type of the keys and values, fp32 | bf16.
+
+    Raises:
+        ValueError: more trials than a trajectory embedding has rows.
     """
 
-    def __init__(self, model: AgenticTransformer, task: np.ndarray, trials: int) -> None:
+    def __init__(
+        self,
+        model: AgenticTransformer,
+        task: np.ndarray,
+        trials: int,
+        remember: int | None = None,
+        cache: str = "fp32",
+    ) -> None:
         spec = model.spec
         if spec.tokens.trajectory_embedding and trials > spec.trajectories:
             raise ValueError(
@@ -28,16 +42,28 @@ class Policy:
         self.model = model
         self.device = model.head.weight.device
         self.task_C = torch.as_tensor(task, device=self.device)
-        self.caches = model.caches(len(task), trials * spec.episode_steps)
+        self.remember = remember
+        steps = min(trials, remember or trials) * spec.episode_steps
+        self.caches = model.caches(len(task), steps, CACHE_TYPES[cache])
         self.trial = -1
         self.timestep = 0
+        self.trial_start = 0  # cached tokens of the trials before
         self.previous: Steps | None = None
         self.current: Steps | None = None
 
     def begin_trial(self) -> None:
-        """All that came before stays in the context."""
+        """All that came before stays in the context, but for what is beyond its size."""
         self.trial += 1
         self.timestep = 0
+        if self.remember is not None and self.trial >= self.remember:
+            length = self.caches[0].length
+            # Interleaved, the last step's outcome is no token yet: it belongs to the next call.
+            forgotten = min(length, self.model.spec.episode_steps * self.model.spec.tokens_per_step)
+            for cache in self.caches:
+                cache.drop(forgotten)
+            if forgotten == length:
+                self.previous = None
+        self.trial_start = self.caches[0].length
 
     def act(self, observation: np.ndarray, return_to_go: np.ndarray) -> np.ndarray:
         """Actions (C, A) float32 for observations (C, O) and remaining target returns (C,)."""
@@ -66,6 +92,21 @@ class Policy:
             completion=self._tensor(completed)[:, None],
         )
         self.timestep += 1
+
+    def memory(self) -> dict[str, Any]:
+        """What the trial that has just ended added to the context, in plain types and tensors."""
+        assert self.previous is not None, "a trial has ended"
+        return {
+            "caches": [cache.read(self.trial_start, cache.length) for cache in self.caches],
+            "previous": {f.name: getattr(self.previous, f.name) for f in fields(Steps)},
+        }
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Passes through a trial again by what it added, instead of acting."""
+        self.begin_trial()
+        for cache, (key, value) in zip(self.caches, memory["caches"], strict=True):
+            cache.append(key.to(self.device), value.to(self.device))
+        self.previous = Steps(**memory["previous"]).to(self.device)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, dtype=torch.float32, device=self.device)

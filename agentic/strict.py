@@ -13,8 +13,8 @@ def build(cls: type[T], values: object, field: str = "") -> T:
     """Fills the dataclass `cls` from plain values, strictly.
 
     Args:
-        cls: a dataclass whose fields are int, float, bool, str, `X | None`, `tuple[X, ...]` or
-            dataclasses.
+        cls: a dataclass whose fields are int, float, bool, str, `tuple[X, ...]`,
+            dataclasses, or unions of these and None.
         values: a mapping with exactly the fields of `cls` that have no default.
         field: dotted name of `values` in the whole configuration, for messages.
 
@@ -43,9 +43,8 @@ def _convert(hint: Any, value: object, field: str) -> Any:
     """Checks `value` against one type hint; int widens to float, list to tuple, nothing else."""
     if dataclasses.is_dataclass(hint):
         return build(hint, value, field)  # type: ignore[arg-type]
-    if isinstance(hint, types.UnionType):  # X | None
-        inner = next(h for h in get_args(hint) if h is not type(None))
-        return None if value is None else _convert(inner, value, field)
+    if isinstance(hint, types.UnionType):
+        return _convert_to_one_of(hint, value, field)
     if get_origin(hint) is tuple:
         if isinstance(value, list | tuple):
             return tuple(_convert(get_args(hint)[0], item, field) for item in value)
@@ -57,9 +56,42 @@ def _convert(hint: Any, value: object, field: str) -> Any:
     raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
 
 
+def _convert_to_one_of(hint: types.UnionType, value: object, field: str) -> Any:
+    """The first type of a union that takes the value."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    if value is None and len(kinds) < len(get_args(hint)):
+        return None
+    if len(kinds) == 1:  # whose own message says more
+        return _convert(kinds[0], value, field)
+    for kind in kinds:
+        try:
+            return _convert(kind, value, field)
+        except ValueError:
+            continue
+    raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
+
+
 def _spell(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {_spell(get_args(hint)[0])}, e.g. [a,b]"
     if isinstance(hint, types.UnionType):
         return " or ".join("null" if h is type(None) else _spell(h) for h in get_args(hint))
     return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError for a setting that is none of the allowed ones."""
+    if value not in allowed:
+        raise ValueError(f"{field}: got {value!r}, expected one of {list(allowed)}")
+
+
+def at_least(field: str, value: float, least: float) -> None:
+    """Raises ValueError for a setting below its least value, and for NaN."""
+    if not value >= least:
+        raise ValueError(f"{field}: got {value}, expected at least {least}")
+
+
+def between(field: str, value: float, low: float, high: float) -> None:
+    """Raises ValueError for a setting outside [low, high]."""
+    if not low <= value <= high:
+        raise ValueError(f"{field}: got {value}, expected a value in [{low}, {high}]")

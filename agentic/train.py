@@ -13,7 +13,7 @@ from agentic.budget import budget_of
 from agentic.collector import collect, print_worth, unfinished
 from agentic.config import TrainConfig
 from agentic.entry import run
-from agentic.judge import judge
+from agentic.judge import case_of, judge
 from agentic.loading import load_store
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer, ModelSpec
@@ -74,16 +74,9 @@ def command(values: dict[str, Any]) -> None:
             f"go on with agentic-train resume={run_dir}"
         )
         sys.exit(128 + ended_by)
-    judge(
-        checkpoint.find(run_dir),
-        specs=store.specs,
-        config=config.evaluation,
-        seed=config.seed,
-        device=config.device,
-        output=run_dir,
-        video=False,
-        console=console,
-    )
+    best = checkpoint.find(run_dir)
+    case = case_of(best, store.specs, config.evaluation, config.seed, config.device)
+    judge([case], output=run_dir, console=console, again=f"agentic-train resume={run_dir}")
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import time
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,12 @@ from tqdm import tqdm
 
 from agentic import checkpoint
 from agentic.config import TrainConfig
-from agentic.evaluator import SELECTION, rollout, trial_seeds
+from agentic.evaluator import Interrupted
+from agentic.interrupt import Interrupt
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer
 from agentic.sampler import ChainSampler
+from agentic.selecting import score_of, trial_scalars
 from agentic.store import EpisodeStore
 from agentic.stream import ChainStream
 from agentic.strict import build
@@ -45,29 +46,6 @@ def action_loss(predicted_BLA: Tensor, action_BLA: Tensor, weight_BL: Tensor) ->
     """Mean squared action error over the weighted steps."""
     error_BL = (predicted_BLA.float() - action_BLA).square().mean(dim=2)
     return (error_BL * weight_BL).sum() / weight_BL.sum()
-
-
-class Interrupt:
-    """Turns Ctrl-C and SIGTERM into a flag that the loop reads between two updates."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupt":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._set)
-        return self
-
-    def _set(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:  # asked twice: at once
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
-        tqdm.write(f"{self.signal.name}: saving and ending; once more to end without saving")
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 class Trainer:
@@ -128,6 +106,10 @@ class Trainer:
         )
         self.step = 0
         self.best: dict[str, Any] | None = None
+        self.rolled = 0  # the last step whose rollouts are done, or were left out
+        self.spent = 0.0  # seconds of training, rollouts among them
+        self.spent_rolling = 0.0
+        self.last_rollout = 0.0  # seconds
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the run depends on, in plain types."""
@@ -141,6 +123,7 @@ class Trainer:
             "data": {
                 "episodes": self.store.episodes,
                 "quantiles": self.store.return_quantiles(),
+                "returns": torch.from_numpy(self.store.returns),  # (tasks, episodes)
             },
             "model": self.model.state_dict(),
             "averaged": self.averaged.module.state_dict(),
@@ -148,6 +131,8 @@ class Trainer:
             "stream": self.stream.state_dict(),
             "torch_rng": rng,
             "best": self.best,
+            "rolled": self.rolled,
+            "spent": [self.spent, self.spent_rolling, self.last_rollout],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -172,6 +157,9 @@ class Trainer:
             )
         self.step = state["step"]
         self.best = state["best"]
+        # Checkpoints from before these were kept: nothing is repeated.
+        self.rolled = state.get("rolled", self.step)
+        self.spent, self.spent_rolling, self.last_rollout = state.get("spent", (0.0, 0.0, 0.0))
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
         self.averaged.n_averaged.fill_(self.step)
@@ -198,10 +186,17 @@ class Trainer:
                 disable=None if progress else True,
             ) as bar,
         ):
-            while self.step < config.steps and interrupt.signal is None:
-                began = time.monotonic()
+            began = time.monotonic() - self.spent
+            while interrupt.signal is None:
+                self.spent = time.monotonic() - began
+                if self._rollout_due():  # first: a run that ended in one begins with it again
+                    self._rollout(log, bar, interrupt)
+                    continue
+                if self.step == config.steps:
+                    break
+                updating = time.monotonic()
                 measured = self.update()
-                seconds += time.monotonic() - began
+                seconds += time.monotonic() - updating
                 tokens += int(measured.pop("tokens"))
                 bar.set_postfix(loss=f"{measured['train/loss']:.4f}", refresh=False)
                 bar.update()
@@ -216,8 +211,6 @@ class Trainer:
                     self._histograms(log)
                 if self._due(clocks.checkpoint_steps) or self._rollout_due():
                     self.save()
-                if self._rollout_due():
-                    self._rollout(log, bar)
         if not checkpoint.step_path(self.run_dir, self.step).exists():
             self.save()
         return interrupt.signal
@@ -291,32 +284,45 @@ class Trainer:
         return (
             clocks.rollout_steps > 0
             and late
+            and self.step > self.rolled
             and (self._due(clocks.rollout_steps) or self.step == steps)
         )
 
-    def _rollout(self, log: MetricLog, bar: tqdm) -> None:
-        """Acts in the simulator; keeps the best model by the last trial's return over the best."""
-        rolling = self.config.rollout
-        seeds = trial_seeds(self.config.seed, SELECTION, rolling.contexts, rolling.trials)
-        acting = self.acting()
-        scores = []
-        for spec, quantiles in zip(self.store.specs, self.store.return_quantiles(), strict=True):
-            target = rolling.target * quantiles["max"]
-            trials = rollout(acting, spec, target=target, seeds=seeds)
-            means = trials.returns.mean(axis=0)
-            log.scalars(
-                self.step,
-                {f"rollout/{spec.name}/trial_{k + 1}": float(m) for k, m in enumerate(means)}
-                | {f"rollout/{spec.name}/max": float(trials.returns.max(axis=1).mean())},
+    def _rollout(self, log: MetricLog, bar: tqdm, interrupt: Interrupt) -> None:
+        """Acts in the simulator, unless that would take more than its share of the time so far.
+
+        The first and the last step's rollouts are never left out.
+        """
+        more, most = self.last_rollout, self.config.clocks.rollout_share
+        share = (self.spent_rolling + more) / (self.spent + more)
+        if share > most and self.spent_rolling > 0 and self.step < self.config.steps:
+            bar.write(
+                f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
+                f"(clocks.rollout_share={most})"
             )
-            scores.append(means[-1] / max(quantiles["max"], 1e-9))
-            told = "  ".join(f"{m:.1f}" for m in means)
-            bar.write(f"step {self.step}: {spec.name} trial by trial {told}")
-        score = float(np.mean(scores))
+        else:
+            began = time.monotonic()
+            try:
+                self._act(log, bar, interrupt)
+            except Interrupted:
+                return
+            self.last_rollout = time.monotonic() - began
+            self.spent_rolling += self.last_rollout
+        self.rolled = self.step
+        self.save()
+
+    def _act(self, log: MetricLog, bar: tqdm, interrupt: Interrupt) -> None:
+        """Keeps the best model by the last trial's return over the dataset's best."""
+        score, by_task = score_of(
+            self.acting(), self.store, self.config, lambda: interrupt.signal is not None
+        )
+        for name, returns_CN in by_task.items():
+            log.scalars(self.step, trial_scalars(f"rollout/{name}", returns_CN))
+            told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
+            bar.write(f"step {self.step}: {name} trial by trial {told}")
         if self.best is None or score >= self.best["score"]:
             self.best = {"score": score, "step": self.step}
             checkpoint.save(self.run_dir / "checkpoints" / checkpoint.BEST, self.state())
-            self.save()
 
     def _histograms(self, log: MetricLog) -> None:
         for name, parameter in self.model.named_parameters():

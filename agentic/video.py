@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from envs import DmcEnv, TaskSpec
 
 SEPARATOR = 16  # columns between pictures: the width stays a multiple of 16, as encoders want it
 
-Choice = Literal["first", "last", "best"]
+Choice = str  # first | last | best
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,3 +50,14 @@ class KVCache:
         self.value_BHSK[:, :, self.length : end] = value_BHSK
         self.length = end
         return self.key_BHSK[:, :, :end], self.value_BHSK[:, :, :end]
+
+    def drop(self, tokens: int) -> None:
+        """Forgets the oldest tokens."""
+        kept = self.length - tokens
+        for buffer in (self.key_BHSK, self.value_BHSK):
+            buffer[:, :, :kept] = buffer[:, :, tokens : self.length].clone()
+        self.length = kept
+
+    def read(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of these tokens."""
+        return self.key_BHSK[:, :, first:end].clone(), self.value_BHSK[:, :, first:end].clone()

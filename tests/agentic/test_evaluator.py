@@ -1,22 +1,71 @@
+"""Trials in context: kept, reset, interrupted, on real environments with short episodes."""
+
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from conftest import make_model
 
 from agentic import evaluator
+from agentic.evaluator import Context, kept_trials, reset_trials
+from agentic.journal import Journal
+from agentic.protocol import RolloutConfig
 from envs import TASKS, EnvPool
 
-JACO = TASKS["jaco_reach_top_left"]  # the shortest episodes
+STEPS = 20
+STAND = replace(TASKS["walker_stand"], episode_steps=STEPS)
+WALK = replace(TASKS["walker_walk"], episode_steps=STEPS)
+PLAIN = RolloutConfig(contexts=1, trials=1, target=1.0, workers=1)
+
+
+@pytest.fixture(autouse=True)
+def short_episodes(monkeypatch):
+    for spec in (STAND, WALK):
+        monkeypatch.setitem(TASKS, spec.name, spec)
 
 
 def _model(**changes):
     return make_model(
-        tasks=("jaco_reach_top_left",),
-        observation_size=JACO.observation_size,
-        action_size=JACO.action_size,
-        episode_steps=JACO.episode_steps,
+        tasks=(STAND.name, WALK.name),
+        observation_size=STAND.observation_size,
+        action_size=STAND.action_size,
+        episode_steps=STAND.episode_steps,
         **changes,
     )
+
+
+def _contexts(contexts, trials, specs=(STAND,), targets=(15.0,), seed=0):
+    seeds = evaluator.trial_seeds(seed, evaluator.EVALUATION, contexts, trials)
+    return [
+        Context(spec=spec, target=target, seeds=tuple(row))
+        for spec in specs
+        for target in targets
+        for row in seeds.tolist()
+    ]
+
+
+def _same(one, other):
+    for name in ("returns", "failed", "seeds", "actions"):
+        a, b = getattr(one, name), getattr(other, name)
+        assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), name
+
+
+class Killed(Exception):
+    pass
+
+
+def _kill_after(monkeypatch, steps):
+    """The next environment step but `steps` raises."""
+    taken, step = [0], EnvPool.step
+
+    def counted(pool, action):
+        taken[0] += 1
+        if taken[0] > steps:
+            raise Killed
+        return step(pool, action)
+
+    monkeypatch.setattr(EnvPool, "step", counted)
 
 
 def test_seeds_are_apart_and_do_not_depend_on_how_many_are_asked_for():
@@ -28,43 +77,126 @@ def test_seeds_are_apart_and_do_not_depend_on_how_many_are_asked_for():
 
 
 def test_rollout_is_deterministic_and_first_trials_do_not_depend_on_later_ones():
+    model, contexts = _model(), _contexts(2, 2)
+    both = kept_trials(model, contexts, PLAIN)
+    _same(both, kept_trials(model, contexts, PLAIN))
+    one = kept_trials(model, [replace(c, seeds=c.seeds[:1]) for c in contexts], PLAIN)
+    assert one.returns[:, 0] == pytest.approx(both.returns[:, 0], abs=1e-4)
+    assert both.actions.shape == (2, 2, STEPS, 6)
+    # The recorded actions and seeds of any context give the same returns again.
+    with EnvPool([STAND.name] * 2) as pool:
+        pool.reset(both.seeds[:, 1].tolist())
+        earned = sum(pool.step(both.actions[:, 1, t])[1] for t in range(STEPS))
+    assert np.array_equal(earned, both.returns[:, 1])
+
+
+def test_workers_change_nothing():
+    model, contexts = _model(), _contexts(3, 1)
+    alone = kept_trials(model, contexts, PLAIN)
+    _same(alone, kept_trials(model, contexts, replace(PLAIN, workers=2)))
+
+
+def test_contexts_of_several_tasks_and_targets_run_side_by_side_and_in_batches():
     model = _model()
-    seeds = evaluator.trial_seeds(0, evaluator.EVALUATION, 2, 2)
-    both = evaluator.rollout(model, JACO, target=100.0, seeds=seeds)
-    again = evaluator.rollout(model, JACO, target=100.0, seeds=seeds)
-    assert np.array_equal(both.returns, again.returns)
-    assert np.array_equal(both.actions, again.actions)
-    one = evaluator.rollout(model, JACO, target=100.0, seeds=seeds[:, :1])
-    assert one.returns[:, 0] == pytest.approx(both.returns[:, 0], abs=1e-3)
-    assert both.actions.shape == (2, 250, 9)
-    # The recorded actions and seeds give the same return again.
-    pool = EnvPool(JACO.name, 1)
-    pool.reset([int(seeds[0, 1])])
-    total = sum(pool.step(a[None])[1][0] for a in both.actions[1])
-    assert total == both.returns[0, 1]
+    contexts = _contexts(1, 2, (STAND, WALK), (0.0, 20.0))
+    together = kept_trials(model, contexts, PLAIN)
+    for row, context in enumerate(contexts):
+        alone = kept_trials(model, [context], PLAIN)
+        assert together.returns[row] == pytest.approx(alone.returns[0], abs=1e-4)
+    # The target and the task are told: other actions.
+    assert not np.allclose(together.actions[0], together.actions[1], atol=1e-4)
+    assert not np.allclose(together.actions[0], together.actions[2], atol=1e-4)
+    batches = kept_trials(model, contexts, replace(PLAIN, batch=3))
+    assert batches.returns == pytest.approx(together.returns, abs=1e-4)
+    assert batches.actions.shape == together.actions.shape
 
 
 def test_reset_contexts_are_the_first_trials_of_their_seeds():
-    model = _model()
-    seeds = evaluator.trial_seeds(0, evaluator.EVALUATION, 1, 2)
-    reset = evaluator.rollout_reset(model, JACO, target=100.0, seeds=seeds)
-    for k in range(2):
-        alone = evaluator.rollout(model, JACO, target=100.0, seeds=seeds[:, k : k + 1])
-        assert reset.returns[:, k] == pytest.approx(alone.returns[:, 0], abs=1e-3)
+    model, contexts = _model(), _contexts(2, 3)
+    reset = reset_trials(model, contexts, PLAIN)
+    for k in range(3):
+        alone = kept_trials(model, [replace(c, seeds=c.seeds[k : k + 1]) for c in contexts], PLAIN)
+        assert reset.returns[:, k] == pytest.approx(alone.returns[:, 0], abs=1e-4)
+        assert np.array_equal(reset.seeds[:, k], [c.seeds[k] for c in contexts])
+        assert reset.actions[:, k] == pytest.approx(alone.actions[:, 0], abs=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_a_context_that_remembers_one_trial_is_one_that_is_reset(layout):
+    model, contexts = _model(layout=layout), _contexts(2, 3)
+    reset = reset_trials(model, contexts, PLAIN)
+    forgetful = kept_trials(model, contexts, replace(PLAIN, remember=1))
+    assert forgetful.returns == pytest.approx(reset.returns, abs=1e-4)
+    assert not np.allclose(kept_trials(model, contexts, PLAIN).actions, reset.actions, atol=1e-4)
 
 
 def test_a_failing_trial_is_marked_and_the_rest_goes_on():
     model = _model()
-    with torch.no_grad():
-        model.head.bias[:] = float("nan")
-    seeds = evaluator.trial_seeds(0, evaluator.EVALUATION, 2, 1)
-    trials = evaluator.rollout(model, JACO, target=100.0, seeds=seeds)
-    assert trials.failed.all()
-    assert (trials.returns == 0).all()
+    with torch.no_grad():  # not a number for one of the two tasks
+        model.embedding.task.weight[0] = float("nan")
+    trials = kept_trials(model, _contexts(1, 2, (STAND, WALK)), PLAIN)
+    assert trials.failed.tolist() == [[True, True], [False, False]]
+    assert (trials.returns[0] == 0).all()
+    alone = kept_trials(model, _contexts(1, 2, (WALK,)), PLAIN)
+    assert trials.returns[1] == pytest.approx(alone.returns[0], abs=1e-4)
+
+
+def test_a_context_stops_with_the_first_trial_that_reaches_its_target():
+    model = _model()
+    free = kept_trials(model, _contexts(3, 3, targets=(1e9,)), PLAIN)
+    # Told to reach nothing, all stop after one trial; told too much, none does.
+    stop = replace(PLAIN, stop=True)
+    none = kept_trials(model, _contexts(3, 3, targets=(0.0,)), stop)
+    assert np.isfinite(none.returns[:, 0]).all()
+    assert np.isnan(none.returns[:, 1:]).all()
+    _same(kept_trials(model, _contexts(3, 3, targets=(1e9,)), stop), free)
+    mixed = kept_trials(
+        model, _contexts(1, 3, targets=(0.0,)) + _contexts(1, 3, targets=(1e9,)), stop
+    )
+    assert np.isnan(mixed.returns).tolist() == [[False, True, True], [False, False, False]]
+    assert not mixed.failed.any()
+    assert (mixed.actions[0, 1:] == 0).all()
+    reset = reset_trials(model, _contexts(2, 3, targets=(0.0,)), stop)
+    assert np.isfinite(reset.returns).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"remember": 2}, {"cache": "bf16"}, {"stop": True}])
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_a_killed_rollout_goes_on_to_the_last_bit(tmp_path, monkeypatch, layout, changes):
+    model, contexts = _model(layout=layout), _contexts(2, 4, targets=(1e9,))
+    config = replace(PLAIN, **changes)
+    straight = kept_trials(model, contexts, config)
+    part = tmp_path / "unfinished" / "keep_00000"
+    for episodes, finished in ((2.8, 2), (1.2, 3), (0.4, 2), (9, 4)):
+        with monkeypatch.context() as patch:
+            _kill_after(patch, episodes * STEPS)
+            try:
+                resumed = kept_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1}))
+            except Killed:
+                assert finished < 4
+        assert len(list(part.iterdir())) == finished
+        if finished == 3:  # as if it had been killed in writing the third
+            (part / "trial_002.pt").unlink()
+    _same(resumed, straight)
+    with monkeypatch.context() as patch:  # all finished: nothing is played
+        _kill_after(patch, 0)
+        _same(kept_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1})), straight)
+
+
+def test_an_interrupted_rollout_says_so():
+    asked = []
+
+    def third_time():
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(evaluator.Interrupted):
+        kept_trials(_model(), _contexts(1, 1), PLAIN, interrupted=third_time)
+    assert len(asked) == 3
 
 
 def test_random_returns():
-    values = evaluator.random_returns(JACO, episodes=2, seed=0)
+    values = evaluator.random_returns(STAND, episodes=2, seed=0)
     assert values.shape == (2,)
-    assert np.array_equal(values, evaluator.random_returns(JACO, episodes=2, seed=0))
-    assert not np.array_equal(values, evaluator.random_returns(JACO, episodes=2, seed=1))
+    assert np.array_equal(values, evaluator.random_returns(STAND, episodes=2, seed=0))
+    assert not np.array_equal(values, evaluator.random_returns(STAND, episodes=2, seed=1))

@@ -10,9 +10,9 @@ from agentic.policy import Policy
 from agentic.tokens import Steps
 
 
-def _act_through(model, steps):
+def _act_through(model, steps, policy=None):
     """The actions that a policy takes when the world answers as recorded in `steps`."""
-    policy = Policy(model, steps.task.numpy(), trials=int(steps.trajectory.max()) + 1)
+    policy = policy or Policy(model, steps.task.numpy(), trials=int(steps.trajectory.max()) + 1)
     actions = []
     for t in range(steps.timestep.shape[1]):
         if steps.timestep[0, t] == 0:
@@ -24,6 +24,16 @@ def _act_through(model, steps):
             steps.action[:, t].numpy(), steps.reward[:, t].numpy(), steps.completion[:, t].numpy()
         )
     return np.stack(actions, axis=1)
+
+
+def _steps_of(steps, first, end):
+    """A part of the steps, copied."""
+    return Steps(
+        **{
+            f.name: steps.task if f.name == "task" else getattr(steps, f.name)[:, first:end].clone()
+            for f in dataclasses.fields(steps)
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,14 +59,7 @@ def test_cached_equals_encoding_the_whole_context_again(
     cached = _act_through(model, steps)
     with torch.no_grad():
         for t in range(15):  # what the context holds when a_t is chosen, and nothing more
-            known = Steps(
-                **{
-                    f.name: getattr(steps, f.name)[:, : t + 1].clone()
-                    if f.name != "task"
-                    else steps.task
-                    for f in dataclasses.fields(steps)
-                }
-            )
+            known = _steps_of(steps, 0, t + 1)
             for name in ("action", "reward", "completion"):
                 getattr(known, name)[:, t] = 0
             assert cached[:, t] == pytest.approx(model(known)[:, t].numpy(), abs=1e-5)
@@ -94,3 +97,35 @@ def test_a_full_cache_says_so(random_steps):
     policy.begin_trial()
     with pytest.raises(ValueError, match="cache: got 6 tokens, expected at most its capacity 5"):
         policy.act(np.zeros((1, 3)), np.ones(1))
+
+
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+@pytest.mark.parametrize("remember", [1, 2, 3])
+def test_a_context_of_limited_size_holds_the_last_trials(layout, remember, random_steps):
+    # With one layer, keys and values depend on their own tokens only: what is left is what a model
+    # would see that has been shown the last trials and nothing else.
+    model = make_model(layout=layout, past_action="keep", past_reward="keep", layers=1)
+    steps = random_steps(2, 4, 5)
+    steps.completion.zero_()  # else the first token of a trial tells of the one before
+    policy = Policy(model, steps.task.numpy(), trials=4, remember=remember)
+    acted = _act_through(model, steps, policy)
+    with torch.no_grad():
+        for trial in range(4):
+            first = max(0, trial + 1 - remember)
+            shown = _steps_of(steps, 5 * first, 5 * trial + 5)
+            expected = model(shown)[:, -5:].numpy()
+            assert acted[:, 5 * trial : 5 * trial + 5] == pytest.approx(expected, abs=1e-5)
+    assert policy.caches[0].length <= remember * 5 * model.spec.tokens_per_step
+
+
+def test_a_bf16_cache_is_half_as_large_and_acts_almost_alike(random_steps):
+    model, steps = make_model(), random_steps(2, 3, 5)
+    wide, half = (Policy(model, steps.task.numpy(), 3, cache=c) for c in ("fp32", "bf16"))
+    assert 2 * half.caches[0].nbytes == wide.caches[0].nbytes
+    exact, rounded = _act_through(model, steps, wide), _act_through(model, steps, half)
+    assert rounded == pytest.approx(exact, abs=2e-2)
+    assert not np.array_equal(rounded, exact)
+    for trials, cache in ((3, "fp32"), (2, "bf16")):
+        policy = Policy(model, steps.task.numpy(), trials, cache=cache)
+        size = model.spec.cache_bytes(2, trials, cache)
+        assert sum(cache.nbytes for cache in policy.caches) == size

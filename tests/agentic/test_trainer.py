@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import signal
 
@@ -7,114 +6,27 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, make_store
+from training import make_config, make_trainer, run_trainer, scalars
 
 from agentic import checkpoint
-from agentic.config import (
-    ChainConfig,
-    ClockConfig,
-    CollectConfig,
-    OptimizerConfig,
-    RolloutConfig,
-    TaskConfig,
-    TrainConfig,
-)
-from agentic.metrics import MetricLog
-from agentic.trainer import Trainer, action_loss, learning_rate
-
-
-def _config(model, **changes):
-    collect = CollectConfig(
-        recipe="td3", reward_task="cartpole_swingup", episodes=1, seconds=1.0, workers=0
-    )
-    rolling = RolloutConfig(contexts=1, trials=1, target=1.0)
-    config = TrainConfig(
-        task=TaskConfig(name="cartpole_swingup", collect=collect),
-        data_dir="data",
-        algorithms=None,
-        holdout=0.2,
-        method="at",
-        chain=ChainConfig(
-            trajectories=2,
-            count="uniform",
-            window_fraction=0.3,
-            window_steps=10,
-            window_share=0.3,
-            best_from=0.5,
-            spread="drawn",
-            loss_on="last",
-        ),
-        tokens=model.spec.tokens,
-        model=model.spec.model,
-        layer=model.spec.layer,
-        optimizer=OptimizerConfig(
-            learning_rate=1e-2,
-            final_fraction=0.1,
-            warmup_steps=3,
-            weight_decay=1e-4,
-            betas=(0.9, 0.999),
-            clip_norm=0.25,
-            average=0.9,
-            accumulate=2,
-        ),
-        steps=12,
-        batch_steps=20,
-        clocks=ClockConfig(
-            log_steps=1,
-            validate_steps=4,
-            rollout_steps=0,
-            rollout_from=0.0,
-            checkpoint_steps=5,
-            histogram_steps=6,
-        ),
-        rollout=rolling,
-        evaluation=rolling,
-        precision="fp32",
-        device="cpu",
-        keep_checkpoints=2,
-        seed=0,
-        run_dir=None,
-        resume=None,
-    )
-    return dataclasses.replace(config, **changes)
-
-
-def _trainer(run_dir, **changes):
-    (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    # Dropout everywhere, so that a lost random state would show.
-    model = make_model(past_action="dropout", dropout=0.5, trajectories=2)
-    store = make_store([float(r) for r in range(10)], steps=5)
-    torch.manual_seed(7)
-    config = _config(model, **changes)
-    return Trainer(config, model, store, np.arange(8), np.arange(8, 10), run_dir)
-
-
-def _run(trainer):
-    with MetricLog(trainer.run_dir, trainer.step) as log:
-        return trainer.train(log, progress=False)
-
-
-def _scalars(run_dir):
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:  # how fast it went, and in how much memory, may differ
-        for name in ("train/tokens_per_second", "train/memory_bytes"):
-            line.pop(name, None)
-    return lines
+from agentic.config import RolloutConfig
+from agentic.trainer import action_loss, learning_rate
 
 
 def test_resumed_equals_straight_to_the_last_bit(tmp_path):
-    straight = _trainer(tmp_path / "straight")
-    _run(straight)
-    _run(_trainer(tmp_path / "parts", steps=12))  # only to have the files of a longer run
+    straight = make_trainer(tmp_path / "straight")
+    run_trainer(straight)
+    run_trainer(make_trainer(tmp_path / "parts"))  # only to have the files of a longer run
     for later in checkpoint.step_files(tmp_path / "parts"):
         if later != checkpoint.step_path(tmp_path / "parts", 10):
             later.unlink()
     for _ in range(2):  # resuming twice gives the same again
         torch.manual_seed(99)
-        resumed = _trainer(tmp_path / "parts")
+        resumed = make_trainer(tmp_path / "parts")
         torch.manual_seed(99)
         resumed.load_state(checkpoint.load(checkpoint.step_path(tmp_path / "parts", 10)))
         assert resumed.step == 10
-        _run(resumed)
+        run_trainer(resumed)
         for name in ("model", "averaged"):
             for key, value in straight.state()[name].items():
                 assert torch.equal(resumed.state()[name][key], value), (name, key)
@@ -124,11 +36,11 @@ def test_resumed_equals_straight_to_the_last_bit(tmp_path):
         assert torch.equal(
             resumed.state()["torch_rng"]["cpu"], straight.state()["torch_rng"]["cpu"]
         )
-        assert _scalars(tmp_path / "parts") == _scalars(tmp_path / "straight")
+        assert scalars(tmp_path / "parts") == scalars(tmp_path / "straight")
 
 
 def test_a_checkpoint_older_than_a_setting_is_resumed(tmp_path):
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     state = trainer.state()
     for name in ("block_query", "block_key", "block_rows"):
         del state["config"]["layer"][name]
@@ -140,7 +52,7 @@ def test_a_checkpoint_older_than_a_setting_is_resumed(tmp_path):
 
 
 def test_other_data_are_refused_on_resume(tmp_path):
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     state = trainer.state()
     trainer.store = make_store([1.0, 2.0, 9.0], steps=5)
     with pytest.raises(ValueError, match="data_dir: got 3 episodes, expected the same data"):
@@ -148,15 +60,15 @@ def test_other_data_are_refused_on_resume(tmp_path):
 
 
 def test_other_settings_are_refused_on_resume(tmp_path):
-    state = _trainer(tmp_path).state()
-    changed = dataclasses.replace(_config(make_model()).optimizer, weight_decay=0.5)
+    state = make_trainer(tmp_path).state()
+    changed = dataclasses.replace(make_config(make_model()).optimizer, weight_decay=0.5)
     with pytest.raises(ValueError, match="optimizer: got .*0.5.*as in the checkpoint"):
-        _trainer(tmp_path, optimizer=changed).load_state(state)
+        make_trainer(tmp_path, optimizer=changed).load_state(state)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path):
-    trainer = _trainer(tmp_path)
-    _run(trainer)
+    trainer = make_trainer(tmp_path)
+    run_trainer(trainer)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.store.parts[0].action[:] = np.nan
     trainer.stream.load_state_dict(trainer.stream.state_dict())  # forgets what was made ahead
@@ -170,27 +82,27 @@ def test_trials_beyond_the_trajectory_embedding_are_refused_before_training():
     model = make_model(trajectory_embedding=True)
     rolling = RolloutConfig(contexts=1, trials=3, target=1.0)
     with pytest.raises(ValueError, match="evaluation.trials: got 3, expected at most"):
-        _config(model, evaluation=rolling)
+        make_config(model, evaluation=rolling)
 
 
 def test_loss_falls_and_old_checkpoints_go(tmp_path):
-    trainer = _trainer(tmp_path, steps=60)
+    trainer = make_trainer(tmp_path, steps=60)
     before = trainer.validate()
-    assert _run(trainer) is None
+    assert run_trainer(trainer) is None
     assert trainer.validate() < 0.5 * before
     assert [p.name for p in checkpoint.step_files(tmp_path)] == [
         "step_000000055.pt",
         "step_000000060.pt",
     ]
-    steps = [line["step"] for line in _scalars(tmp_path)]
+    steps = [line["step"] for line in scalars(tmp_path)]
     assert steps == sorted(steps)
-    assert any("validation/loss" in line for line in _scalars(tmp_path))
+    assert any("validation/loss" in line for line in scalars(tmp_path))
     assert any(p.name.startswith("events.out") for p in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_ends_between_two_updates(tmp_path, number):
-    trainer = _trainer(tmp_path, steps=1000)
+    trainer = make_trainer(tmp_path, steps=1000)
     update = trainer.update
 
     def interrupted():
@@ -200,13 +112,13 @@ def test_a_signal_saves_and_ends_between_two_updates(tmp_path, number):
 
     trainer.update = interrupted
     before = signal.getsignal(number)
-    assert _run(trainer) == number
+    assert run_trainer(trainer) == number
     assert checkpoint.load(checkpoint.newest(tmp_path))["step"] == 4
     assert signal.getsignal(number) is before
 
 
 def test_accumulation_is_the_mean_of_its_micro_batches(tmp_path):
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     trainer.model.eval()
     trainer.model.train = lambda: trainer.model  # no dropout: the two ways draw differently
     losses = [trainer._loss(trainer.model, *trainer.stream.sampler.batch(i)) for i in range(2)]
@@ -230,7 +142,7 @@ def test_accumulation_is_the_mean_of_its_micro_batches(tmp_path):
 
 def test_learning_rate_by_hand():
     model = make_model()
-    config = _config(model, steps=13)
+    config = make_config(model, steps=13)
     rates = [learning_rate(step, config) for step in range(13)]
     assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2])
     assert rates[8] == pytest.approx(1e-2 * (0.1 + 0.9 * 0.5))  # half way of the decay

@@ -1,0 +1,130 @@
+"""Rollouts in the course of a training: on their clock, within their share, resumed."""
+
+import dataclasses
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from training import make_trainer, run_trainer
+
+from agentic import checkpoint, trainer
+from agentic.config import ClockConfig
+from agentic.evaluator import Interrupted
+from agentic.selecting import trial_scalars
+
+CLOCKS = ClockConfig(
+    log_steps=0,
+    validate_steps=0,
+    rollout_steps=2,
+    rollout_from=0.5,
+    checkpoint_steps=0,
+    histogram_steps=0,
+)
+
+
+class Simulated:
+    """Rollouts that bring the scores given, one after the other, and take some of the time."""
+
+    def __init__(self, monkeypatch, scores, seconds=0.0):
+        self.scores, self.seconds, self.now = iter(scores), seconds, 0.0
+        self.calls = 0
+        monkeypatch.setattr(trainer, "score_of", self._score)
+        monkeypatch.setattr(trainer.time, "monotonic", self._clock)
+
+    def _clock(self):
+        self.now += 1e-3
+        return self.now
+
+    def _score(self, model, store, config, interrupted):
+        assert not model.training
+        self.calls += 1
+        self.now += self.seconds
+        score = next(self.scores)
+        if isinstance(score, type):
+            raise score
+        return score, {"cartpole_swingup": np.full((2, 1), score)}
+
+
+def _rollouts(run_dir):
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    name = "rollout/cartpole_swingup/trial_1"
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+def test_the_clock_and_the_best(tmp_path, monkeypatch):
+    Simulated(monkeypatch, [0.5, 0.7, 0.7, 0.6])
+    run_trainer(make_trainer(tmp_path, clocks=CLOCKS))
+    assert _rollouts(tmp_path) == {6: 0.5, 8: 0.7, 10: 0.7, 12: 0.6}
+    best = checkpoint.load(checkpoint.find(tmp_path))
+    assert best["best"] == {"score": 0.7, "step": 10}  # the later of two alike
+    assert best["step"] == 10
+
+
+def test_rollouts_keep_to_their_share_of_the_time_but_for_the_last(tmp_path, monkeypatch, capsys):
+    clocks = dataclasses.replace(CLOCKS, rollout_from=0.0, rollout_share=0.25)
+    simulated = Simulated(monkeypatch, [0.1] * 20, seconds=0.01)  # 1 ms for all else
+    run = make_trainer(tmp_path, clocks=clocks, steps=40)
+    run_trainer(run)
+    done = sorted(_rollouts(tmp_path))
+    assert done[0] == 2
+    assert done[-1] == 40
+    assert 3 <= simulated.calls <= 10
+    others = run.spent_rolling - 0.022  # but for the first and the last
+    assert others <= 0.25 * run.spent
+    told = capsys.readouterr().out
+    assert "no rollouts, they would take" in told
+    assert "clocks.rollout_share=0.25" in told
+
+
+@pytest.mark.parametrize("way", [KeyboardInterrupt, Interrupted])
+def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatch, way):
+    with monkeypatch.context() as patch:
+        Simulated(patch, [0.5, 0.7, 0.6, 0.6])
+        straight = make_trainer(tmp_path / "straight", clocks=CLOCKS)
+        run_trainer(straight)
+    with monkeypatch.context() as patch:
+        Simulated(patch, [0.5, way])
+        run = make_trainer(tmp_path / "parts", clocks=CLOCKS)
+        if way is KeyboardInterrupt:  # killed
+            with pytest.raises(way):
+                run_trainer(run)
+        else:  # asked to end
+            handler = trainer.Interrupt.__enter__
+
+            def entered(interrupt):
+                run.interrupt = handler(interrupt)
+                return run.interrupt
+
+            patch.setattr(trainer.Interrupt, "__enter__", entered)
+            act = run._act
+
+            def interrupted(*arguments):
+                if run.step == 8:
+                    run.interrupt.signal = signal.SIGTERM
+                act(*arguments)
+
+            run._act = interrupted
+            assert run_trainer(run) is signal.SIGTERM
+    with monkeypatch.context() as patch:
+        simulated = Simulated(patch, [0.7, 0.6, 0.6])
+        resumed = make_trainer(tmp_path / "parts", clocks=CLOCKS)
+        resumed.load_state(checkpoint.load(checkpoint.newest(tmp_path / "parts")))
+        assert resumed.step == 8
+        run_trainer(resumed)
+    assert simulated.calls == 3
+    assert _rollouts(tmp_path / "parts") == _rollouts(tmp_path / "straight")
+    assert resumed.best == straight.best == {"score": 0.7, "step": 8}
+    for key, value in straight.state()["averaged"].items():
+        assert torch.equal(resumed.state()["averaged"][key], value)
+
+
+def test_trials_are_logged_with_their_intervals():
+    returns_CN = np.array([[1.0, 4.0], [3.0, 4.0]])
+    values = trial_scalars("rollout/a", returns_CN)
+    assert values["rollout/a/trial_1"] == 2.0
+    assert values["rollout/a/max"] == 4.0
+    assert values["rollout/a/trial_1_low"] < 2.0 < values["rollout/a/trial_1_high"]
+    assert values["rollout/a/trial_2_low"] == values["rollout/a/trial_2_high"] == 4.0
+    assert set(trial_scalars("a", returns_CN[:1])) == {"a/max", "a/trial_1", "a/trial_2"}
