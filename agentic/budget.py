@@ -56,12 +56,9 @@ class Budget:
 
     def caches(self) -> int:
         """Bytes of the keys and values of the larger of the two kinds of rollouts."""
-        tasks = len(self.spec.tasks)
         return max(
             self.spec.cache_bytes(
-                min(rolling.batch, rolling.contexts * len(rolling.targets) * tasks),
-                rolling.held,
-                rolling.cache,
+                rolling.cached(len(rolling.targets) * len(self.spec.tasks)), rolling.cache
             )
             for rolling in (self.config.rollout, self.config.evaluation)
         )
@@ -106,9 +103,9 @@ class Budget:
         rolling = self.beside + 4 * 4 * self.parameters + self.caches()
         if rolling > self.machine:
             raise ValueError(
-                f"evaluation.contexts: rollouts need {gib(rolling)}, {gib(self.caches())} of it "
-                f"keys and values of contexts x trials, expected at most {there}; fewer contexts "
-                "or trials of rollout and evaluation fit"
+                f"evaluation.batch: rollouts need {gib(rolling)}, {gib(self.caches())} of it "
+                f"keys and values, expected at most {there}; fewer contexts at once (batch), fewer "
+                "trials, cache=bf16 or remember, of rollout and evaluation, fit"
             )
 
     def stack(self) -> Stack:

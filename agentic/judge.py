@@ -219,14 +219,7 @@ def _tell(
     """What is going to run, and warnings; ValueError where its memory does not fit."""
     config, spec = case.config, model.spec
     tokens = config.held * spec.episode_steps * spec.tokens_per_step
-    size = max(
-        spec.cache_bytes(min(count, config.batch), held, config.cache)
-        for count, held, way in (
-            (contexts, config.held, "keep"),
-            (contexts * config.trials, 1, "reset"),
-        )
-        if config.context in (way, "both")
-    )
+    size = spec.cache_bytes(config.cached(contexts // config.contexts), config.cache)
     ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
     console.print(
         f"evaluating {case.path.name} (step {state['step']}): {contexts} contexts of "

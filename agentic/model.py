@@ -43,9 +43,9 @@ class ModelSpec:
             dropout=self.model.dropout,
         )
 
-    def cache_bytes(self, contexts: int, trials: int, cache: str = "fp32") -> int:
-        """Of the keys and values of all layers."""
-        tokens = contexts * trials * self.episode_steps * self.tokens_per_step
+    def cache_bytes(self, trials: int, cache: str) -> int:
+        """Of all layers' keys and values of so many trials."""
+        tokens = trials * self.episode_steps * self.tokens_per_step
         return tokens * self.model.layers * 2 * self.model.width * CACHE_TYPES[cache].itemsize
 
     def block_settings(self) -> BlockSettings:

@@ -50,7 +50,13 @@ class RolloutConfig:
     @property
     def held(self) -> int:
         """Most trials that a context holds at a time."""
-        return min(self.trials, self.remember or self.trials)
+        return 1 if self.context == "reset" else min(self.trials, self.remember or self.trials)
+
+    def cached(self, goals: int) -> int:
+        """Most trials whose keys and values are held at once, of `goals` tasks and targets."""
+        kept = min(self.batch, goals * self.contexts) * self.held
+        reset = min(self.batch, goals * self.contexts * self.trials)
+        return kept if self.context == "keep" else max(kept, reset)
 
 
 def spell(asked: Asked) -> str:

@@ -45,8 +45,8 @@ def test_refusal_names_the_numbers_and_what_fits():
 
 
 def test_rollouts_that_do_not_fit_are_refused():
-    budget = _budget(machine=2 * GIB, **{"evaluation.contexts": 500})
-    with pytest.raises(ValueError, match=r"evaluation.contexts: rollouts need .* GiB"):
+    budget = _budget(machine=2 * GIB, **{"evaluation.trials": 400})
+    with pytest.raises(ValueError, match=r"evaluation.batch: rollouts need .* GiB"):
         budget.check()
 
 

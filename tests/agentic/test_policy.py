@@ -127,5 +127,5 @@ def test_a_bf16_cache_is_half_as_large_and_acts_almost_alike(random_steps):
     assert not np.array_equal(rounded, exact)
     for trials, cache in ((3, "fp32"), (2, "bf16")):
         policy = Policy(model, steps.task.numpy(), trials, cache=cache)
-        size = model.spec.cache_bytes(2, trials, cache)
+        size = model.spec.cache_bytes(2 * trials, cache)
         assert sum(cache.nbytes for cache in policy.caches) == size

@@ -79,6 +79,17 @@ def test_a_context_holds_all_trials_or_as_many_as_it_remembers():
     assert PLAIN.held == 16
     assert replace(PLAIN, remember=4).held == 4
     assert replace(PLAIN, remember=40).held == 16
+    assert replace(PLAIN, context="reset").held == 1
+
+
+def test_how_many_trials_are_cached_at_once():
+    assert PLAIN.cached(goals=3) == 3 * 2 * 16
+    assert replace(PLAIN, batch=4).cached(goals=3) == 4 * 16
+    assert replace(PLAIN, context="reset", batch=40).cached(goals=3) == 40
+    assert replace(PLAIN, context="reset").cached(goals=1) == 2 * 16
+    # Reset contexts are more, and hold less.
+    assert replace(PLAIN, context="both", remember=1).cached(goals=1) == 2 * 16
+    assert replace(PLAIN, context="both").cached(goals=3) == 3 * 2 * 16
 
 
 def test_targets_and_checkpoints_one_or_several():
