@@ -131,10 +131,14 @@ class AgenticTransformer(nn.Module):
         before = None if previous is None else self.normalise(previous)
         x_BSD = self.embedding.next(before, self.normalise(current))
         for layer, cache in zip(self.layers, caches, strict=True):
-            x_BSD = layer.decode(x_BSD, cache)  # type: ignore[operator]
+            # Of the last layer only the token that predicts the action is asked.
+            last = 1 if layer is self.layers[-1] else None
+            x_BSD = layer.decode(x_BSD, cache, last)  # type: ignore[operator]
         return self._act(x_BSD[:, -1])
 
-    def caches(self, contexts: int, env_steps: int) -> list[KVCache]:
+    def caches(
+        self, contexts: int, env_steps: int, dtype: torch.dtype = torch.float32
+    ) -> list[KVCache]:
         """Empty key/value caches, one a layer, for `contexts` contexts of `env_steps` steps."""
         size = self.spec.layer_size()
         return [
@@ -144,6 +148,7 @@ class AgenticTransformer(nn.Module):
                 capacity=env_steps * self.spec.tokens_per_step,
                 head_width=size.head_width,
                 device=self.head.weight.device,
+                dtype=dtype,
             )
             for _ in self.layers
         ]
