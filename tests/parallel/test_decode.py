@@ -176,3 +176,19 @@ def test_a_layer_gives_the_last_tokens_outputs_alone(mode):
             out = layer.decode(x_BSD[:, piece], cache, last=last)
             expected = whole[:, piece][:, -last:]
             torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("R", [1, 4, 40])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_a_cache_on_cuda_equals_the_definition(R, dtype, tolerance):
+    q, k, v = (t.to("cuda", dtype) for t in random(2, 3, 700, 32))
+    cache = KVCache(batch=2, heads=3, capacity=900, head_width=32, device=q.device, dtype=dtype)
+    cache.append(k[:, :, :300], v[:, :, :300])
+    cache.append(k[:, :, 300:], v[:, :, 300:])
+    cache.drop(100)
+    assert torch.equal(cache.read(0, 600)[1], v[:, :, 100:])
+    out = attend_cached(q[:, :, -R:], cache).cpu().double()
+    expected = definition(q[:, :, -R:].cpu(), k[:, :, 100:].cpu(), v[:, :, 100:].cpu())
+    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
