@@ -137,7 +137,9 @@ class AgenticTransformer(nn.Module):
         before = None if previous is None else self.normalise(previous)
         x_BSD = self.embedding.next(before, self.normalise(current))
         for layer, cache in zip(self.layers, caches, strict=True):
-            x_BSD = layer.decode(x_BSD, cache)  # type: ignore[operator]
+            # Of the last layer only the token that predicts the action is asked.
+            last = 1 if layer is self.layers[-1] else None
+            x_BSD = layer.decode(x_BSD, cache, last)  # type: ignore[operator]
         return self._act(x_BSD[:, -1])
 
     def caches(

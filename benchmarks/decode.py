@@ -2,8 +2,9 @@
 
     python -m benchmarks.decode --threads 1 2 --json results.json
 
-A call passes the new tokens through all layers. It must read the whole cache once: its bytes by
-the read rate measured in the same run (the sum of a large tensor) are the floor. A cache that fits
+A call passes the new tokens through all layers, and through the last one as a policy does, which
+asks it for one output. It must read the whole cache once: its bytes by the read rate measured in
+the same run (the sum of a large tensor) are the floor. A cache that fits
 the processor's own caches may be read faster than that. "x recompute" is the time of encoding the
 whole context again, once, / that of a call, for one sequence of up to --recompute tokens.
 """
@@ -27,7 +28,16 @@ TURN_SECONDS = 0.1  # a turn is as many calls as take about that long
 class Decoder:
     """Layers and caches that hold `context` random tokens."""
 
-    def __init__(self, *, layers: int, size: LayerSize, batch: int, context: int, new: int) -> None:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        size: LayerSize,
+        batch: int,
+        context: int,
+        new: int,
+        dtype: torch.dtype,
+    ) -> None:
         torch.manual_seed(0)
         self.context = context
         self.layers = [
@@ -40,12 +50,13 @@ class Decoder:
                 capacity=context + new,
                 head_width=size.head_width,
                 device=DEVICE,
+                dtype=dtype,
             )
             for _ in range(layers)
         ]
         for cache in self.caches:
-            cache.key_BHSK.normal_()
-            cache.value_BHSK.normal_()
+            cache.key_PNCK.normal_()
+            cache.value_PNCK.normal_()
         self.x_BSD = torch.randn(batch, new, size.width)
         self.repeats = 1
 
@@ -59,7 +70,7 @@ class Decoder:
         x_BSD = self.x_BSD
         for layer, cache in zip(self.layers, self.caches, strict=True):
             cache.length = self.context
-            x_BSD = layer.decode(x_BSD, cache)
+            x_BSD = layer.decode(x_BSD, cache, last=1 if layer is self.layers[-1] else None)
         return x_BSD
 
     def warm(self) -> None:
@@ -95,7 +106,12 @@ def decode(
     rate = measure.read_rate()
     decoders = {
         (batch, new): Decoder(
-            layers=settings.layers, size=size, batch=batch, context=context, new=new
+            layers=settings.layers,
+            size=size,
+            batch=batch,
+            context=context,
+            new=new,
+            dtype=measure.DTYPES[settings.cache],
         )
         for batch in settings.batch
         for new in settings.new
@@ -148,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--cache", choices=measure.DTYPES, default="fp32")
     parser.add_argument("--recompute", type=int, default=16384, metavar="TOKENS")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     settings = parser.parse_args(argv)

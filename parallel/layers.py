@@ -10,11 +10,11 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from parallel.attention import Scope, attend, materialised_attention, sdpa_attention
+from parallel.attention import Scope, materialised_attention, sdpa_attention
 from parallel.blocks import BlockSettings
 from parallel.blockwise import Job, blockwise_layer
 from parallel.cache import KVCache
-from parallel.kernels import kernel_for
+from parallel.decode import attend_cached
 from parallel.sublayers import Dropout, LayerSize, Weights, finish, project
 
 
@@ -118,18 +118,13 @@ class TransformerLayer(nn.Module):
         return self._forward(x_BSD, scope, dropout)
 
     @torch.no_grad()
-    def decode(self, x_BSD: Tensor, cache: KVCache) -> Tensor:
-        """The next S tokens after those in `cache`, which they join."""
+    def decode(self, x_BSD: Tensor, cache: KVCache, last: int | None = None) -> Tensor:
+        """The next S tokens after those in `cache`, which they join; outputs of the `last` ones."""
         weights = self.weights()
-        q_BHSK, k_new_BHSK, v_new_BHSK = project(weights, self.size, x_BSD)
-        first = cache.length
-        k_BHSK, v_BHSK = cache.append(k_new_BHSK, v_new_BHSK)
-        kernel = kernel_for(x_BSD.device, k_BHSK.dtype, self.size.head_width)
-        # Attention takes the cache's dtype, the layer its own (they differ under autocast).
-        out_BHSK, _ = attend(
-            kernel, q_BHSK.to(k_BHSK.dtype), k_BHSK, v_BHSK, range(first, cache.length), True
-        )
-        return finish(weights, x_BSD, out_BHSK.to(q_BHSK.dtype), None)
+        q_BHSK, k_BHSK, v_BHSK = project(weights, self.size, x_BSD)
+        cache.append(k_BHSK, v_BHSK)
+        asked = slice(0 if last is None else -last, None)
+        return finish(weights, x_BSD[:, asked], attend_cached(q_BHSK[:, :, asked], cache), None)
 
     def weights(self) -> Weights:
         """The parameters by name, so that they may be shared, parametrised or replaced."""

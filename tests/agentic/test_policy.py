@@ -73,6 +73,46 @@ def test_cached_equals_full_at_real_size(random_steps):
     assert _act_through(model, steps) == pytest.approx(full, abs=1e-5)
 
 
+def _decode_through(model, steps, dtype):
+    """Every action of `steps`, step by step, with caches of that dtype."""
+    B, L = steps.timestep.shape
+    caches = model.caches(B, L, dtype)
+    assert all(cache.key_PNCK.dtype == dtype for cache in caches)
+    actions, previous = [], None
+    for t in range(L):
+        current = Steps(
+            **{
+                f.name: steps.task if f.name == "task" else getattr(steps, f.name)[:, t : t + 1]
+                for f in dataclasses.fields(steps)
+            }
+        )
+        actions.append(model.decode(previous, current, caches))
+        previous = current
+    return torch.stack(actions, dim=1)
+
+
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_decoding_in_double_precision_and_with_a_bf16_cache(layout, random_steps):
+    model = make_model(layout=layout, episode_steps=300).double()
+    steps = random_steps(2, 2, 300)
+    steps = Steps(
+        **{
+            f.name: value.double()
+            if (value := getattr(steps, f.name)).is_floating_point()
+            else value
+            for f in dataclasses.fields(steps)
+        }
+    )
+    with torch.no_grad():
+        full = model(steps)
+    exact = _decode_through(model, steps, torch.float64)
+    torch.testing.assert_close(exact, full, rtol=0, atol=1e-12)
+    half = _decode_through(model, steps, torch.bfloat16)
+    assert half.dtype == torch.float64
+    torch.testing.assert_close(half, full, rtol=0, atol=0.01)
+    assert not torch.allclose(half, full, rtol=0, atol=1e-6)
+
+
 def test_contexts_do_not_see_each_other(random_steps):
     model = make_model()
     together = _act_through(model, random_steps(2, 2, 5))
