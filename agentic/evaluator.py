@@ -61,7 +61,7 @@ def rollout(
     contexts, trials = seeds.shape
     task = model.spec.tasks.index(spec.name)
     policy = Policy(model, np.full(contexts, task), trials)
-    pool = EnvPool(spec.name, contexts)
+    pool = EnvPool([spec.name] * contexts)
     returns = np.zeros((contexts, trials))
     failed = np.zeros((contexts, trials), dtype=bool)
     actions = np.zeros((trials, spec.episode_steps, spec.action_size), np.float32)
@@ -99,7 +99,7 @@ def rollout_reset(
 def random_returns(spec: TaskSpec, *, episodes: int, seed: int) -> np.ndarray:
     """Returns of uniformly random actions, (episodes,)."""
     rng = np.random.default_rng([seed, RANDOM])
-    pool = EnvPool(spec.name, episodes)
+    pool = EnvPool([spec.name] * episodes)
     pool.reset([int(s) for s in trial_seeds(seed, RANDOM, 1, episodes)[0]])
     returns = np.zeros(episodes)
     done = False

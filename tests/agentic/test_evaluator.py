@@ -38,7 +38,7 @@ def test_rollout_is_deterministic_and_first_trials_do_not_depend_on_later_ones()
     assert one.returns[:, 0] == pytest.approx(both.returns[:, 0], abs=1e-3)
     assert both.actions.shape == (2, 250, 9)
     # The recorded actions and seeds give the same return again.
-    pool = EnvPool(JACO.name, 1)
+    pool = EnvPool([JACO.name])
     pool.reset([int(seeds[0, 1])])
     total = sum(pool.step(a[None])[1][0] for a in both.actions[1])
     assert total == both.returns[0, 1]
