@@ -19,7 +19,7 @@ def babble(
 
     Jaco's hand is driven to random goals; other bodies get a `mixture` of simple controllers.
     """
-    pool = EnvPool(task.name, environments)
+    pool = EnvPool([task.name] * environments)
     draw = Servo(task) if task.domain == "jaco" else partial(mixture, task)
     while True:
         yield from Recording(pool, rng).play(draw(rng, environments)).episodes()

@@ -51,7 +51,7 @@ def rnd(
     learner = Learner(task, c, rng)
     if memory is not None:
         learner.recall(memory)
-    pool = EnvPool(task.name, c.environments)
+    pool = EnvPool([task.name] * c.environments)
     while True:
         recording = Recording(pool, rng)
         while not recording.done:

@@ -75,7 +75,7 @@ def td3(
         settings: defaults to the domain's entry in `SETTINGS`.
     """
     s = settings or SETTINGS.get(task.domain, Td3Settings())
-    pool = EnvPool(task.name, s.environments)
+    pool = EnvPool([task.name] * s.environments)
     warmup: list[Recording] = []
     for _ in range(0, s.warmup_steps, s.environments * task.episode_steps):
         warmup.append(Recording(pool, rng).play(mixture(task, rng, s.environments)))

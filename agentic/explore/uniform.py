@@ -14,7 +14,7 @@ def random(
     task: TaskSpec, rng: np.random.Generator, environments: int = 8
 ) -> Generator[Episode, None, None]:
     """Episodes of `task` without end, `environments` played side by side."""
-    pool = EnvPool(task.name, environments)
+    pool = EnvPool([task.name] * environments)
     while True:
         actions = noise.uniform(rng, (environments, task.episode_steps, task.action_size))
         yield from Recording(pool, rng).play(lambda t, *_, a=actions: a[:, t]).episodes()

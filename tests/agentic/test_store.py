@@ -170,7 +170,7 @@ def test_a_store_elsewhere_leaves_the_download_alone(cartpole_data, tmp_path):
 def test_relabelled_reward_is_the_live_one_of_the_same_step(task):
     spec = TASKS[task]
     rng = np.random.default_rng(0)
-    pool = EnvPool(task, 1)
+    pool = EnvPool([task])
     observation, physics = pool.reset([0])
     rows = {"observation": [observation], "physics": [physics], "action": [np.zeros((1, 0))]}
     live = []

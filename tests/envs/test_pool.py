@@ -6,7 +6,7 @@ from envs import TASKS, DmcEnv, EnvPool
 
 def test_equals_single_environments():
     task, seeds = "walker_walk", [4, 0, 4]
-    pool, singles = EnvPool(task, 3), [DmcEnv(task) for _ in range(3)]
+    pool, singles = EnvPool([task] * 3), [DmcEnv(task) for _ in range(3)]
     observation, physics = pool.reset(seeds)
     starts = [env.reset(seed=seed) for env, seed in zip(singles, seeds, strict=True)]
     np.testing.assert_array_equal(observation, [start[0] for start in starts])
@@ -18,7 +18,7 @@ def test_equals_single_environments():
         observation, reward, physics, done = pool.step(action)
         rows = [env.step(row) for env, row in zip(singles, action, strict=True)]
         np.testing.assert_array_equal(observation, [row[0] for row in rows])
-        np.testing.assert_array_equal(reward, [row[1] for row in rows])
+        np.testing.assert_allclose(reward, [row[1] for row in rows], rtol=0, atol=1e-12)
         np.testing.assert_array_equal(physics, [row[4]["physics"] for row in rows])
         assert (reward.shape, reward.dtype) == ((3,), np.float64)
         assert done is False
@@ -26,7 +26,7 @@ def test_equals_single_environments():
 
 
 def test_returned_arrays_are_the_callers():
-    pool = EnvPool("cartpole_swingup", 2)
+    pool = EnvPool(["cartpole_swingup"] * 2)
     first, _ = pool.reset([0, 1])
     kept = first.copy()
     pool.step(np.ones((2, 1)))
@@ -35,7 +35,7 @@ def test_returned_arrays_are_the_callers():
 
 @pytest.mark.parametrize("task", ["cartpole_swingup", "jaco_reach_top_left"])
 def test_done_at_exactly_the_step_limit(task):
-    pool, spec = EnvPool(task, 1), TASKS[task]
+    pool, spec = EnvPool([task]), TASKS[task]
     pool.reset([0])
     for step in range(1, spec.episode_steps + 1):
         *_, done = pool.step(np.zeros((1, spec.action_size)))
@@ -51,13 +51,13 @@ def break_action(pool):
 
 
 def break_simulation(pool):
-    pool.envs[1]._env.physics.data.qvel[:] = np.nan
+    pool._engine._datas[1].qvel[:] = np.nan
     return np.ones((3, 1))
 
 
 @pytest.mark.parametrize("broken_action", [break_action, break_simulation])
 def test_a_failure_stays_where_it_is(broken_action):
-    healthy, pool = EnvPool("cartpole_swingup", 3), EnvPool("cartpole_swingup", 3)
+    healthy, pool = EnvPool(["cartpole_swingup"] * 3), EnvPool(["cartpole_swingup"] * 3)
     healthy.reset([0, 1, 2])
     pool.reset([0, 1, 2])
     for p in (healthy, pool):
@@ -83,7 +83,7 @@ def test_a_failure_stays_where_it_is(broken_action):
 
 
 def test_all_failed_still_runs_to_the_end():
-    pool = EnvPool("cartpole_swingup", 2)
+    pool = EnvPool(["cartpole_swingup"] * 2)
     pool.reset([0, 1])
     total, done, steps = np.zeros(2), False, 0
     while not done:
@@ -95,13 +95,23 @@ def test_all_failed_still_runs_to_the_end():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="count: got 0, expected at least 1"):
-        EnvPool("walker_walk", 0)
-    pool = EnvPool("walker_walk", 2)
+    with pytest.raises(ValueError, match="tasks: got none, expected at least one"):
+        EnvPool([])
+    with pytest.raises(ValueError, match="task: got 'walker', expected one of walker_stand"):
+        EnvPool(["walker"])
+    with pytest.raises(
+        ValueError, match="tasks: got walker_run, cheetah_run, expected tasks of one domain"
+    ):
+        EnvPool(["walker_run", "cheetah_run", "walker_run"])
+    with pytest.raises(ValueError, match="workers: got 0, expected at least 1"):
+        EnvPool(["walker_walk"], workers=0)
+    pool = EnvPool(["walker_walk"] * 2)
     with pytest.raises(RuntimeError, match="call reset first"):
         pool.step(np.zeros((2, 6)))
     with pytest.raises(ValueError, match="seeds: got 3, expected 2"):
         pool.reset([0, 1, 2])
+    with pytest.raises(ValueError, match="seeds: got -1, expected none below 0"):
+        pool.reset([0, -1])
     pool.reset(np.array([0, 1]))
     with pytest.raises(ValueError, match=r"action: got shape \(6,\), expected \(2, 6\)"):
         pool.step(np.zeros(6))
@@ -109,3 +119,39 @@ def test_errors():
     pool.close()
     with pytest.raises(RuntimeError, match="call reset first"):
         pool.step(np.zeros((2, 6)))
+    with pytest.raises(RuntimeError, match="reset: the pool is closed"):
+        pool.reset([0, 1])
+
+
+def test_tasks_of_one_domain_share_a_pool():
+    names = ["cartpole_balance", "cartpole_swingup", "cartpole_balance_sparse", "cartpole_balance"]
+    with EnvPool(names) as pool:
+        assert pool.task is TASKS["cartpole_balance"]
+        assert pool.tasks == tuple(TASKS[name] for name in names)
+        assert len(pool) == 4
+        _, physics = pool.reset([0, 0, 0, 1])
+        assert np.array_equal(physics[0], physics[2])  # they begin alike, and are paid differently
+        assert not np.array_equal(physics[0], physics[1])
+        _, reward, _, _ = pool.step(np.ones((4, 1)))
+        assert reward[2] == 1
+        assert 0.5 < reward[0] < 1
+        assert reward[1] < 0.5
+    with pytest.raises(RuntimeError, match="reset: the pool is closed"):
+        pool.reset([0, 0, 0, 1])
+
+
+def test_an_interrupted_step_needs_a_reset(monkeypatch):
+    pool = EnvPool(["cartpole_swingup"] * 2)
+    pool.reset([0, 1])
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step(np.ones((2, 1)))
+    with pytest.raises(RuntimeError, match="call reset first"):
+        pool.step(np.ones((2, 1)))
+    pool.reset([0, 1])
+    pool.step(np.ones((2, 1)))

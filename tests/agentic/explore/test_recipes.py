@@ -66,7 +66,7 @@ def test_the_same_generator_gives_the_same_episodes(recipe, name, _):
 
 def test_environments_differ_within_one_mixture():
     task = TASKS["cartpole_swingup"]
-    recording = Recording(EnvPool(task.name, 8), np.random.default_rng(0))
+    recording = Recording(EnvPool([task.name] * 8), np.random.default_rng(0))
     recording.play(mixture(task, np.random.default_rng(0), 8))
     for one, other in itertools.combinations(recording.action, 2):
         assert (one != other).any()
@@ -74,7 +74,7 @@ def test_environments_differ_within_one_mixture():
 
 def test_an_environment_that_breaks_down_gives_no_episode():
     task = TASKS["cartpole_swingup"]
-    recording = Recording(EnvPool(task.name, 2), np.random.default_rng(0))
+    recording = Recording(EnvPool([task.name] * 2), np.random.default_rng(0))
 
     def policy(t, observation, physics):
         return np.array([[0.0], [np.nan if t == 5 else 0.0]])
@@ -99,7 +99,7 @@ def test_the_servo_brings_the_hand_to_a_goal():
         fingers = np.zeros((2, 3))
         return np.concatenate((servo.towards(goal, physics), fingers), axis=1)
 
-    recording = Recording(EnvPool(task.name, 2), np.random.default_rng(0)).play(policy)
+    recording = Recording(EnvPool([task.name] * 2), np.random.default_rng(0)).play(policy)
     distance = np.linalg.norm(recording.observation[:, -1, 30:33] - goal, axis=1)
     assert distance.max() < 0.02
 

@@ -154,14 +154,14 @@ def test_the_reward_is_the_novelty_of_where_the_action_was_taken():
 
 
 def played(seed=0):
-    recording = Recording(EnvPool(CARTPOLE.name, 2), rng(seed))
+    recording = Recording(EnvPool([CARTPOLE.name] * 2), rng(seed))
     draws = rng(seed)
     return recording.play(lambda t, *_: draws.uniform(-1, 1, (2, 1)))
 
 
 def test_replay_rows_span_n_steps_alive_and_from_files(tmp_path):
     learner, again = (Learner(CARTPOLE, TINY, rng()) for _ in range(2))
-    pool, draws = EnvPool(CARTPOLE.name, 2), rng()
+    pool, draws = EnvPool([CARTPOLE.name] * 2), rng()
     recording = Recording(pool, draws)
     while not recording.done:
         recording.advance(draws.uniform(-1, 1, (2, 1)))

@@ -30,7 +30,7 @@ def constant(t, observation, physics):
 
 def test_replay_rows_are_n_step_transitions():
     rng = np.random.default_rng(0)
-    recording = Recording(EnvPool(CARTPOLE.name, 2), rng).play(constant)
+    recording = Recording(EnvPool([CARTPOLE.name] * 2), rng).play(constant)
     learner = Learner(CARTPOLE, SMALL, [recording], rng)
     # 2 environments, 998 transitions of 3 steps each; row 2 * 10 + 1 starts at t = 10 in the second
     assert learner.stored == 2 * 998
@@ -46,7 +46,7 @@ def test_replay_rows_are_n_step_transitions():
 
 def test_a_full_replay_forgets_the_oldest():
     rng = np.random.default_rng(0)
-    recording = Recording(EnvPool(CARTPOLE.name, 2), rng).play(constant)
+    recording = Recording(EnvPool([CARTPOLE.name] * 2), rng).play(constant)
     learner = Learner(CARTPOLE, SMALL, [recording, recording], rng)
     assert learner.stored == 4 * 998  # of 3000 rows; 992 rows have been written twice
     assert torch.isfinite(learner.rows).all()
@@ -55,7 +55,7 @@ def test_a_full_replay_forgets_the_oldest():
 
 def test_updates_follow_the_environment_steps():
     rng = np.random.default_rng(0)
-    recording = Recording(EnvPool(CARTPOLE.name, 2), rng).play(constant)
+    recording = Recording(EnvPool([CARTPOLE.name] * 2), rng).play(constant)
     learner = Learner(CARTPOLE, SMALL, [recording], rng)
     before = learner.actor.vector.clone()
     for _ in range(4):

@@ -1,0 +1,134 @@
+"""A process that simulates some of a pool's environments, and the memory that it shares.
+
+Messages are few and short: what to do, and that it is done. Numbers go through the shared memory.
+
+Axes: E environments, A actions, R numbers of a reading.
+"""
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.dmc import quiet_simulator
+from envs.engine import Engine
+
+# Spawned: a fork would copy the locks of the parent's threads, held or not.
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class Shared:
+    """Arrays that processes share as long as one of them has them; nothing is left afterwards.
+
+    Args:
+        shapes: Of arrays of float64.
+    """
+
+    def __init__(self, environments: int, actions: int, numbers: int) -> None:
+        self._shapes = ((environments, actions), (environments, numbers))
+        # Files without a name: they vanish with the last process, however it ends.
+        self._floats = [_CONTEXT.RawArray("d", rows * size) for rows, size in self._shapes]
+        self._flags = _CONTEXT.RawArray("b", environments)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Control (E, A) float64, reading (E, R) float64 and resting (E,) bool."""
+        control, reading = (
+            np.frombuffer(memory, np.float64).reshape(shape)
+            for memory, shape in zip(self._floats, self._shapes, strict=True)
+        )
+        return control, reading, np.frombuffer(self._flags, np.bool_)
+
+
+class Worker:
+    """The process of environments `rows`, as the pool sees it. It starts at once.
+
+    It ends with `close`, and with the process that made it, however that ends.
+
+    Args:
+        tasks: Of its environments.
+        shared: Of the whole pool.
+        rows: The part of the arrays that is this worker's.
+    """
+
+    def __init__(self, tasks: Sequence[str], shared: Shared, rows: slice) -> None:
+        self._rows = rows
+        self._count = 0
+        self._connection, end = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(
+            target=_work, args=(end, tuple(tasks), shared, rows), daemon=True
+        )
+        # Ctrl-C reaches the whole group, and it is the parent that decides. The process inherits
+        # what is blocked, so that there is no moment at which it could be interrupted.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        end.close()  # the worker's is now the only one, and ends with it
+
+    def begin(self, seeds: Sequence[int] | None = None) -> None:
+        """Let it take a step, or reset with `seeds`, one per environment of its own.
+
+        Raises:
+            RuntimeError: The process failed or died.
+        """
+        self._count += 1
+        try:
+            self._connection.send((self._count, seeds))
+        except OSError:
+            raise self._died() from None
+
+    def finish(self) -> None:
+        """Wait until it has done what it began last.
+
+        Raises:
+            RuntimeError: The process failed or died.
+        """
+        done = 0
+        while done != self._count:  # an interrupted pool may have left an answer unread
+            try:
+                done = self._connection.recv()
+            except (EOFError, OSError):
+                raise self._died() from None
+            if isinstance(done, str):
+                raise RuntimeError(f"{self._name} failed:\n{done}")
+
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        self._connection.close()
+        self._process.terminate()
+        self._process.join()
+
+    @property
+    def _name(self) -> str:
+        return (
+            f"process {self._process.pid} with environments {self._rows.start} to "
+            f"{self._rows.stop - 1}"
+        )
+
+    def _died(self) -> RuntimeError:
+        self._process.join(timeout=1)
+        return RuntimeError(f"{self._name} died, exit code {self._process.exitcode}")
+
+
+def _work(connection: Any, tasks: tuple[str, ...], shared: Shared, rows: slice) -> None:
+    """Body of the process: does what it is told, or sends one traceback as text."""
+    quiet_simulator()
+    try:
+        engine = Engine(tasks)
+        control, reading, resting = shared.arrays()
+        engine.attach(control[rows], reading[rows], resting[rows])
+        while True:
+            count, seeds = connection.recv()
+            if seeds is None:
+                engine.step()
+            else:
+                engine.reset(seeds)
+            connection.send(count)
+    except (EOFError, ConnectionError):
+        pass  # the pool is gone
+    except Exception:
+        connection.send(traceback.format_exc())
