@@ -224,7 +224,8 @@ def _tell(
     console.print(
         f"evaluating {case.path.name} (step {state['step']}): {contexts} contexts of "
         f"{config.trials} trials, context {ways[config.context]}; {tokens:,} tokens a context, "
-        f"keys and values {gib(size)} in {config.cache}"
+        f"keys and values {gib(size)} in {config.cache}",
+        soft_wrap=True,
     )
     there = machine_bytes(choose_device(case.device))
     if size > 0.9 * there:
@@ -235,7 +236,8 @@ def _tell(
     if config.context != "reset" and config.held > spec.trajectories:
         console.print(
             f"warning: a context holds up to {config.held} trials, trained with at most "
-            f"{spec.trajectories} trajectories (remember={spec.trajectories} holds no more)"
+            f"{spec.trajectories} trajectories (remember={spec.trajectories} holds no more)",
+            soft_wrap=True,
         )
 
 

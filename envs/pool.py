@@ -120,7 +120,10 @@ class EnvPool:
         clipped = np.clip(action, -1, 1).astype(np.float32)
         self._control[:] = self._engine.action_centre + self._engine.action_scale * clipped
         self._run()
-        shown, physics = self._layout.observation(self._reading), self._layout.physics(self._reading)
+        shown, physics = (
+            self._layout.observation(self._reading),
+            self._layout.physics(self._reading),
+        )
         self.failed |= self._layout.warned(self._reading) | ~np.isfinite(shown).all(axis=1)
         if self.failed.any():
             shown[self.failed] = self._observation[self.failed]

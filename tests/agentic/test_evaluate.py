@@ -20,7 +20,7 @@ def _command(*arguments):
 
 def _run(cwd, *arguments, code=0):
     done = subprocess.run(
-        _command(*arguments), cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=250
+        _command(*arguments), cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=100
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -122,7 +122,7 @@ def test_only_reset_and_stopping(place):
     _run(place, *arguments, "context=reset", "output=reset")
     (entry,) = _results(place / "reset")["results"]
     assert entry["kept"] is None
-    assert entry["reset"]["returns"][0][1] is None
+    assert None not in entry["reset"]["returns"][0]  # trials that know nothing of each other
     _run(place, *arguments, "output=stopped")
     (entry,) = _results(place / "stopped")["results"]
     assert entry["kept"]["returns"][0][1] is None
@@ -138,7 +138,7 @@ def test_only_reset_and_stopping(place):
         (["checkpoint=[s0.pt,nowhere]"], ["checkpoint: got nowhere"]),
         (["video=true"], ["video: got True", "a list of str"]),
         (["video=[middle]"], ["video: got 'middle'", "first"]),
-        (["contexts=1000", "batch=1000", "trials=32"], ["batch: got 1000", "GiB", "cache=bf16"]),
+        (["contexts=20000", "batch=20000", "trials=32"], ["batch: got 20000", "GiB", "bf16"]),
         (["task=cheetah_run"], ["task: got 'cheetah_run'", "walker_walk"]),
     ],
 )
