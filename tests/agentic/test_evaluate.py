@@ -54,7 +54,7 @@ def test_what_is_run_is_said_and_everything_is_written(place, undisturbed):
     assert results["schema_version"] == 1
     assert entry["task"] == "walker_walk"
     assert entry["checkpoint"] == "s0.pt"
-    assert entry["target"] == {"asked": 1.0, "return": 90.0}
+    assert entry["target"] == {"asked": "1x", "return": 90.0}
     assert len(entry["kept"]["returns"]) == 2
     assert all(0 < value < 1000 for row in entry["kept"]["returns"] for value in row)
     names = {path.name for path in (place / "undisturbed").iterdir()}
