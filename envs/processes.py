@@ -1,14 +1,16 @@
 """A process that simulates some of a pool's environments, and the memory that it shares.
 
-Messages are few and short: what to do, and that it is done. Numbers go through the shared memory.
+Messages are short: what to do, and that it is done. What has to be fast goes through shared memory.
 
 Axes: E environments, A actions, R numbers of a reading.
 """
 
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,16 @@ from envs.engine import Engine
 
 # Spawned: a fork would copy the locks of the parent's threads, held or not.
 _CONTEXT = multiprocessing.get_context("spawn")
+_COUNT_BYTES = 8  # of an answer; what is longer is a traceback
 
 
 class Shared:
-    """Arrays that processes share as long as one of them has them; nothing is left afterwards.
+    """Arrays that processes share for as long as one of them holds them.
 
     Args:
-        shapes: Of arrays of float64.
+        environments: E, of the whole pool.
+        actions: A.
+        numbers: R.
     """
 
     def __init__(self, environments: int, actions: int, numbers: int) -> None:
@@ -61,7 +66,9 @@ class Worker:
             target=_work, args=(end, tuple(tasks), shared, rows), daemon=True
         )
         # Ctrl-C reaches the whole group, and it is the parent that decides. The process inherits
-        # what is blocked, so that there is no moment at which it could be interrupted.
+        # what is blocked, so that there is no moment at which it could be interrupted. (What
+        # `start` would start before it unblocks the signal again.)
+        resource_tracker.ensure_running()
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -69,7 +76,7 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         end.close()  # the worker's is now the only one, and ends with it
 
-    def begin(self, seeds: Sequence[int] | None = None) -> None:
+    def begin(self, seeds: Sequence[int] = ()) -> None:
         """Let it take a step, or reset with `seeds`, one per environment of its own.
 
         Raises:
@@ -77,7 +84,8 @@ class Worker:
         """
         self._count += 1
         try:
-            self._connection.send((self._count, seeds))
+            # Bytes: to pickle and to unpickle takes as long as a few steps of cheetah.
+            self._connection.send_bytes(np.array([self._count, *seeds], np.int64).tobytes())
         except OSError:
             raise self._died() from None
 
@@ -90,11 +98,12 @@ class Worker:
         done = 0
         while done != self._count:  # an interrupted pool may have left an answer unread
             try:
-                done = self._connection.recv()
+                answer = self._connection.recv_bytes()
             except (EOFError, OSError):
                 raise self._died() from None
-            if isinstance(done, str):
-                raise RuntimeError(f"{self._name} failed:\n{done}")
+            if len(answer) > _COUNT_BYTES:
+                raise RuntimeError(f"{self._name} failed:\n{answer.decode()}")
+            done = int.from_bytes(answer, sys.byteorder)
 
     def close(self) -> None:
         """End the process. May be called twice."""
@@ -122,13 +131,13 @@ def _work(connection: Any, tasks: tuple[str, ...], shared: Shared, rows: slice) 
         control, reading, resting = shared.arrays()
         engine.attach(control[rows], reading[rows], resting[rows])
         while True:
-            count, seeds = connection.recv()
-            if seeds is None:
-                engine.step()
-            else:
+            count, *seeds = np.frombuffer(connection.recv_bytes(), np.int64).tolist()
+            if seeds:
                 engine.reset(seeds)
-            connection.send(count)
+            else:
+                engine.step()
+            connection.send_bytes(count.to_bytes(_COUNT_BYTES, sys.byteorder))
     except (EOFError, ConnectionError):
         pass  # the pool is gone
     except Exception:
-        connection.send(traceback.format_exc())
+        connection.send_bytes(traceback.format_exc().encode())
