@@ -21,7 +21,7 @@ class EnvPool:
 
     With several workers the results are the same, bit for bit. The other processes are spawned:
     they import the script that began, which therefore needs `if __name__ == "__main__":` around
-    what it does. Close the pool, or use it as a context manager, to end them.
+    what it does. Close the pool, or use it as a context manager, to end them. Linux only.
 
     Args:
         tasks: Keys of `envs.TASKS`, all of one domain.
