@@ -21,7 +21,7 @@ class EnvPool:
 
     With several workers the results are the same, bit for bit. The other processes are spawned:
     they import the script that began, which therefore needs `if __name__ == "__main__":` around
-    what it does. Close the pool, or use it as a context manager, to end them.
+    what it does. Close the pool, or use it as a context manager, to end them. Linux only.
 
     Args:
         tasks: Keys of `envs.TASKS`, all of one domain.
@@ -78,14 +78,15 @@ class EnvPool:
             Observation (E, O) float32 and physics (E, P) float64.
 
         Raises:
-            ValueError: There is not one seed per environment, or one is negative.
+            ValueError: There is not one seed per environment, or one is not in [0, 2**63).
             RuntimeError: The pool is closed, or a process of it died.
         """
         if len(seeds) != len(self):
             raise ValueError(f"seeds: got {len(seeds)}, expected {len(self)}")
         seeds = [int(seed) for seed in seeds]
-        if min(seeds) < 0:
-            raise ValueError(f"seeds: got {min(seeds)}, expected none below 0")
+        for seed in seeds:
+            if not 0 <= seed < 2**63:
+                raise ValueError(f"seeds: got {seed}, expected 0 to 2**63 - 1")
         if self._closed:
             raise RuntimeError("reset: the pool is closed")
         self._steps_left = 0
@@ -120,10 +121,8 @@ class EnvPool:
         clipped = np.clip(action, -1, 1).astype(np.float32)
         self._control[:] = self._engine.action_centre + self._engine.action_scale * clipped
         self._run()
-        shown, physics = (
-            self._layout.observation(self._reading),
-            self._layout.physics(self._reading),
-        )
+        shown = self._layout.observation(self._reading)
+        physics = self._layout.physics(self._reading)
         self.failed |= self._layout.warned(self._reading) | ~np.isfinite(shown).all(axis=1)
         if self.failed.any():
             shown[self.failed] = self._observation[self.failed]
@@ -141,15 +140,15 @@ class EnvPool:
         self._closed = True
         self._steps_left = 0
 
-    def _run(self, seeds: list[int] | None = None) -> None:
+    def _run(self, seeds: Sequence[int] = ()) -> None:
         """Let all processes reset with `seeds`, or take a step without; wait until all have."""
-        first, *others = self._slices
+        mine, *others = self._slices
         for worker, rows in zip(self._workers, others, strict=True):
-            worker.begin(None if seeds is None else seeds[rows])
-        if seeds is None:
-            self._engine.step()
+            worker.begin(seeds[rows])
+        if seeds:
+            self._engine.reset(seeds[mine])
         else:
-            self._engine.reset(seeds[first])
+            self._engine.step()
         for worker in self._workers:
             worker.finish()
 

@@ -1,15 +1,21 @@
 """A process that simulates some of a pool's environments, and the memory that it shares.
 
-Messages are few and short: what to do, and that it is done. Numbers go through the shared memory.
+A bell lets it step, a message reset; it answers when it has done so. Numbers go through the shared
+memory. Linux only, as the bell is an eventfd: who writes to a pipe is taken to be about to sleep,
+and the reader is often woken on the writer's own core, where one steps after the other.
 
 Axes: E environments, A actions, R numbers of a reading.
 """
 
 import multiprocessing
+import os
+import select
 import signal
+import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -18,13 +24,16 @@ from envs.engine import Engine
 
 # Spawned: a fork would copy the locks of the parent's threads, held or not.
 _CONTEXT = multiprocessing.get_context("spawn")
+_COUNT_BYTES = 8  # of an answer; what is longer is a traceback
 
 
 class Shared:
-    """Arrays that processes share as long as one of them has them; nothing is left afterwards.
+    """Arrays that processes share for as long as one of them holds them.
 
     Args:
-        shapes: Of arrays of float64.
+        environments: E, of the whole pool.
+        actions: A.
+        numbers: R.
     """
 
     def __init__(self, environments: int, actions: int, numbers: int) -> None:
@@ -57,11 +66,14 @@ class Worker:
         self._rows = rows
         self._count = 0
         self._connection, end = _CONTEXT.Pipe()
+        self._bell = Connection(os.eventfd(0))  # as a connection it can be given to a process
         self._process = _CONTEXT.Process(
-            target=_work, args=(end, tuple(tasks), shared, rows), daemon=True
+            target=_work, args=(end, self._bell, tuple(tasks), shared, rows), daemon=True
         )
         # Ctrl-C reaches the whole group, and it is the parent that decides. The process inherits
-        # what is blocked, so that there is no moment at which it could be interrupted.
+        # what is blocked, so that there is no moment at which it could be interrupted. (What
+        # `start` would start before it unblocks the signal again.)
+        resource_tracker.ensure_running()
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -69,15 +81,18 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         end.close()  # the worker's is now the only one, and ends with it
 
-    def begin(self, seeds: Sequence[int] | None = None) -> None:
+    def begin(self, seeds: Sequence[int] = ()) -> None:
         """Let it take a step, or reset with `seeds`, one per environment of its own.
 
         Raises:
             RuntimeError: The process failed or died.
         """
         self._count += 1
+        if not seeds:
+            os.eventfd_write(self._bell.fileno(), 1)
+            return
         try:
-            self._connection.send((self._count, seeds))
+            self._connection.send_bytes(np.array([self._count, *seeds], np.int64).tobytes())
         except OSError:
             raise self._died() from None
 
@@ -90,15 +105,17 @@ class Worker:
         done = 0
         while done != self._count:  # an interrupted pool may have left an answer unread
             try:
-                done = self._connection.recv()
+                answer = self._connection.recv_bytes()
             except (EOFError, OSError):
                 raise self._died() from None
-            if isinstance(done, str):
-                raise RuntimeError(f"{self._name} failed:\n{done}")
+            if len(answer) > _COUNT_BYTES:
+                raise RuntimeError(f"{self._name} failed:\n{answer.decode()}")
+            done = int.from_bytes(answer, sys.byteorder)
 
     def close(self) -> None:
         """End the process. May be called twice."""
         self._connection.close()
+        self._bell.close()
         self._process.terminate()
         self._process.join()
 
@@ -114,21 +131,31 @@ class Worker:
         return RuntimeError(f"{self._name} died, exit code {self._process.exitcode}")
 
 
-def _work(connection: Any, tasks: tuple[str, ...], shared: Shared, rows: slice) -> None:
+def _work(
+    connection: Connection, bell: Connection, tasks: tuple[str, ...], shared: Shared, rows: slice
+) -> None:
     """Body of the process: does what it is told, or sends one traceback as text."""
     quiet_simulator()
+    ring = bell.fileno()
+    either = select.poll()
+    either.register(ring, select.POLLIN)
+    either.register(connection.fileno(), select.POLLIN)
     try:
         engine = Engine(tasks)
         control, reading, resting = shared.arrays()
         engine.attach(control[rows], reading[rows], resting[rows])
+        count = 0
         while True:
-            count, seeds = connection.recv()
-            if seeds is None:
+            # An interrupted step may still ring when the reset after it is already asked for.
+            if any(ready == ring for ready, _ in either.poll()):
+                os.eventfd_read(ring)
+                count += 1
                 engine.step()
             else:
+                count, *seeds = np.frombuffer(connection.recv_bytes(), np.int64).tolist()
                 engine.reset(seeds)
-            connection.send(count)
+            connection.send_bytes(count.to_bytes(_COUNT_BYTES, sys.byteorder))
     except (EOFError, ConnectionError):
         pass  # the pool is gone
     except Exception:
-        connection.send(traceback.format_exc())
+        connection.send_bytes(traceback.format_exc().encode())

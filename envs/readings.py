@@ -66,7 +66,7 @@ class Layout:
 
     def warned(self, reading: np.ndarray) -> np.ndarray:
         """Where the simulator found something wrong since the reset, (E,) bool."""
-        return reading[:, -_WARNINGS:].any(axis=1)
+        return np.any(reading[:, -_WARNINGS:] != 0, axis=1)
 
 
 def _columns(domain: str) -> list[int]:

@@ -110,8 +110,10 @@ def test_errors():
         pool.step(np.zeros((2, 6)))
     with pytest.raises(ValueError, match="seeds: got 3, expected 2"):
         pool.reset([0, 1, 2])
-    with pytest.raises(ValueError, match="seeds: got -1, expected none below 0"):
-        pool.reset([0, -1])
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match=rf"seeds: got {seed}, expected 0 to 2\*\*63 - 1"):
+            pool.reset([0, seed])
+    pool.reset([0, 2**63 - 1])
     pool.reset(np.array([0, 1]))
     with pytest.raises(ValueError, match=r"action: got shape \(6,\), expected \(2, 6\)"):
         pool.step(np.zeros(6))
