@@ -13,7 +13,7 @@ from parallel.attention import attend
 from parallel.cache import KVCache
 from parallel.kernels import kernel_for
 
-FEW = 32  # new tokens up to which reading the cache takes longer than computing
+FEW = 64  # new tokens; of more, the scores take much memory and the kernel is soon as fast
 CONVERTED = 2**22  # bytes of tiles that are converted at a time: they stay in the caches
 
 
