@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from scipy.optimize import nnls
 from torch import Tensor
 
 from agentic.config import LayerConfig, ModelConfig, TokensConfig
@@ -169,7 +170,7 @@ def encoding(model: AgenticTransformer, lengths: Sequence[int]) -> tuple[list[fl
             seconds.append(statistics.median(measure.seconds(call, DEVICE) for _ in range(3)))
     S = np.array(lengths, float)
     relative = np.stack([S, S**2], axis=1) / np.array(seconds)[:, None]
-    return seconds, np.linalg.lstsq(relative, np.ones(len(S)), rcond=None)[0]
+    return seconds, nnls(relative, np.ones(len(S)))[0]
 
 
 def rollouts(
