@@ -1,6 +1,5 @@
 """Trials in context: the same model tries again and again, and every return is kept."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -161,7 +160,7 @@ def _rollout(
         policy.recall(trial["memory"])
     steps = contexts[0].spec.episode_steps
     with (
-        EnvPool([c.spec.name for c in contexts], workers=config.workers or cores()) as pool,
+        EnvPool([c.spec.name for c in contexts], workers=config.workers) as pool,
         tqdm(
             total=batch.trials * steps,
             initial=len(kept) * steps,
@@ -260,8 +259,3 @@ def random_returns(spec: TaskSpec, *, episodes: int, seed: int) -> np.ndarray:
             _, reward, _, done = pool.step(action)
             returns += reward
     return returns
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

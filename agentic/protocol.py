@@ -24,7 +24,7 @@ class RolloutConfig:
     remember: int | None = None  # most trials that a context holds; none: all of them
     cache: str = "fp32"  # numbers of the keys and values: fp32 | bf16
     batch: int = 64  # most contexts at once
-    workers: int | None = None  # processes that step environments; none: one per core
+    workers: int | None = None  # processes that step environments; none: as many as pay
 
     def check(self, prefix: str = "") -> None:
         """Raises ValueError for a value out of range; `prefix` is the group's name."""

@@ -1,5 +1,7 @@
 """Several environments of one domain in lockstep, for batched evaluation and collection."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -9,6 +11,9 @@ from envs.engine import Engine
 from envs.processes import Shared, Worker
 from envs.rewards import reward
 from envs.tasks import get_task
+
+# Environments of which a step takes several times as long as waking a process.
+_WORTH_WAKING = {"walker": 4, "jaco": 2}
 
 
 class EnvPool:
@@ -25,23 +30,26 @@ class EnvPool:
 
     Args:
         tasks: Keys of `envs.TASKS`, all of one domain.
-        workers: Processes that step, this one included; no more than environments are used.
+        workers: Processes that step, this one included; no more than environments are used. None:
+            as many as pay, see `worthwhile_workers`.
 
     Raises:
         ValueError: A task is unknown, there is none, they are of several domains, or `workers` is
             not positive.
     """
 
-    def __init__(self, tasks: Sequence[str], *, workers: int = 1) -> None:
+    def __init__(self, tasks: Sequence[str], *, workers: int | None = 1) -> None:
         self.tasks = tuple(get_task(name) for name in tasks)
         if not self.tasks:
             raise ValueError("tasks: got none, expected at least one")
         if len({task.domain for task in self.tasks}) > 1:
             got = ", ".join(dict.fromkeys(tasks))
             raise ValueError(f"tasks: got {got}, expected tasks of one domain")
+        self.task = self.tasks[0]
+        if workers is None:
+            workers = worthwhile_workers(self.task.domain, len(self.tasks))
         if workers < 1:
             raise ValueError(f"workers: got {workers}, expected at least 1")
-        self.task = self.tasks[0]
         names = [task.name for task in self.tasks]
         self._rewarded = {name: _rows(names, name) for name in dict.fromkeys(names)}
 
@@ -163,6 +171,17 @@ class EnvPool:
             )
         rewards[self.failed] = 0
         return rewards
+
+
+def worthwhile_workers(domain: str, environments: int) -> int:
+    """Processes that step faster than this one alone, this one included: one a core at most.
+
+    A step of the other domains takes less than it takes to wake a process.
+    """
+    least = _WORTH_WAKING.get(domain)
+    if least is None or sys.platform != "linux":
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), environments // least))
 
 
 def _rows(names: Sequence[str], name: str) -> slice | np.ndarray:

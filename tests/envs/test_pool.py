@@ -1,7 +1,10 @@
+import os
+
 import numpy as np
 import pytest
 
 from envs import TASKS, DmcEnv, EnvPool
+from envs.pool import worthwhile_workers
 
 
 def test_equals_single_environments():
@@ -157,3 +160,13 @@ def test_an_interrupted_step_needs_a_reset(monkeypatch):
         pool.step(np.ones((2, 1)))
     pool.reset([0, 1])
     pool.step(np.ones((2, 1)))
+
+
+def test_other_processes_are_only_woken_for_steps_that_take_longer():
+    cores = len(os.sched_getaffinity(0))
+    assert worthwhile_workers("walker", 64) == cores
+    assert worthwhile_workers("jaco", 64) == cores
+    assert worthwhile_workers("walker", 1) == worthwhile_workers("jaco", 3) == 1
+    assert worthwhile_workers("cartpole", 64) == worthwhile_workers("cheetah", 64) == 1
+    with EnvPool(["cartpole_swingup"] * 2, workers=None) as pool:
+        assert pool._workers == []
