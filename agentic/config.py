@@ -282,8 +282,8 @@ class TrainConfig:
             resume=None,
             data_dir="",
             data=replace(self.data, store_dir=None, workers=None, prefetch=0),
-            rollout=replace(self.rollout, workers=None),
-            evaluation=replace(self.evaluation, workers=None),
+            rollout=replace(self.rollout, threads=None, workers=None),
+            evaluation=replace(self.evaluation, threads=None, workers=None),
         )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Trials in context: the same model tries again and again, and every return is kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,6 +161,7 @@ def _rollout(
         policy.recall(trial["memory"])
     steps = contexts[0].spec.episode_steps
     with (
+        _threads(config.threads),
         EnvPool([c.spec.name for c in contexts], workers=config.workers) as pool,
         tqdm(
             total=batch.trials * steps,
@@ -194,6 +196,22 @@ def _rollout(
             if not batch.running_C.any():
                 break
     return batch.brought()
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """PyTorch on so many threads, by default half of what it has.
+
+    A decision reads keys and values, for which few threads suffice. And as many threads as cores
+    wait for each other at every operation as soon as anything else runs, simulators among it: on
+    two cores decisions then take four times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or max(1, before // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Batch:

@@ -24,6 +24,7 @@ class RolloutConfig:
     remember: int | None = None  # most trials that a context holds; none: all of them
     cache: str = "fp32"  # numbers of the keys and values: fp32 | bf16
     batch: int = 64  # most contexts at once
+    threads: int | None = None  # of PyTorch, on a CPU; none: half of the cores
     workers: int | None = None  # processes that step environments; none: as many as pay
 
     def check(self, prefix: str = "") -> None:
@@ -39,8 +40,10 @@ class RolloutConfig:
             at_least(f"{prefix}remember", self.remember, 1)
         one_of(f"{prefix}cache", self.cache, ("fp32", "bf16"))
         at_least(f"{prefix}batch", self.batch, 1)
-        if self.workers is not None:
-            at_least(f"{prefix}workers", self.workers, 1)
+        for name in ("threads", "workers"):
+            count = getattr(self, name)
+            if count is not None:
+                at_least(f"{prefix}{name}", count, 1)
 
     @property
     def targets(self) -> tuple[Asked, ...]:

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
@@ -25,6 +26,9 @@ from envs.engine import Engine
 # Spawned: a fork would copy the locks of the parent's threads, held or not.
 _CONTEXT = multiprocessing.get_context("spawn")
 _COUNT_BYTES = 8  # of an answer; what is longer is a traceback
+# Seconds that a process goes on asking before it sleeps. Being woken takes up to half a millisecond,
+# above all on virtual machines, as long as a step of some environments.
+_AWAKE = 5e-4
 
 
 class Shared:
@@ -80,6 +84,8 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         end.close()  # the worker's is now the only one, and ends with it
+        self._answers = select.poll()
+        self._answers.register(self._connection.fileno(), select.POLLIN)
 
     def begin(self, seeds: Sequence[int] = ()) -> None:
         """Let it take a step, or reset with `seeds`, one per environment of its own.
@@ -105,6 +111,7 @@ class Worker:
         done = 0
         while done != self._count:  # an interrupted pool may have left an answer unread
             try:
+                _await(self._answers)
                 answer = self._connection.recv_bytes()
             except (EOFError, OSError):
                 raise self._died() from None
@@ -131,6 +138,15 @@ class Worker:
         return RuntimeError(f"{self._name} died, exit code {self._process.exitcode}")
 
 
+def _await(events: select.poll) -> list[tuple[int, int]]:
+    """What has happened, as soon as something has."""
+    until = time.perf_counter() + _AWAKE
+    while time.perf_counter() < until:
+        if happened := events.poll(0):
+            return happened
+    return events.poll()
+
+
 def _work(
     connection: Connection, bell: Connection, tasks: tuple[str, ...], shared: Shared, rows: slice
 ) -> None:
@@ -147,7 +163,7 @@ def _work(
         count = 0
         while True:
             # An interrupted step may still ring when the reset after it is already asked for.
-            if any(ready == ring for ready, _ in either.poll()):
+            if any(ready == ring for ready, _ in _await(either)):
                 os.eventfd_read(ring)
                 count += 1
                 engine.step()

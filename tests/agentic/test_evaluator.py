@@ -195,6 +195,25 @@ def test_an_interrupted_rollout_says_so():
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize(("asked", "given"), [(None, 2), (3, 3)])
+def test_pytorch_has_fewer_threads_in_a_rollout_only(monkeypatch, asked, given):
+    before, seen = torch.get_num_threads(), []
+    act = evaluator.Policy.act
+
+    def watched(policy, *arguments):
+        seen.append(torch.get_num_threads())
+        return act(policy, *arguments)
+
+    monkeypatch.setattr(evaluator.Policy, "act", watched)
+    torch.set_num_threads(4)
+    try:
+        kept_trials(_model(), _contexts(1, 1), replace(PLAIN, threads=asked))
+        assert set(seen) == {given}
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_random_returns():
     values = evaluator.random_returns(STAND, episodes=2, seed=0)
     assert values.shape == (2,)

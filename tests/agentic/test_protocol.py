@@ -66,6 +66,7 @@ def test_other_targets_are_refused_by_name(asked):
         ({"remember": 0}, "remember: got 0"),
         ({"cache": "fp16"}, "cache: got 'fp16'"),
         ({"batch": 0}, "batch: got 0"),
+        ({"threads": 0}, "threads: got 0"),
         ({"workers": 0}, "workers: got 0"),
     ],
 )
