@@ -26,8 +26,8 @@ from envs.engine import Engine
 # Spawned: a fork would copy the locks of the parent's threads, held or not.
 _CONTEXT = multiprocessing.get_context("spawn")
 _COUNT_BYTES = 8  # of an answer; what is longer is a traceback
-# Seconds that a process goes on asking before it sleeps. Being woken takes up to half a millisecond,
-# above all on virtual machines, as long as a step of some environments.
+# Seconds that a process goes on asking before it sleeps: to be woken, above all on a virtual
+# machine, takes up to half a millisecond, as long as a step of some environments.
 _AWAKE = 5e-4
 
 
