@@ -22,7 +22,6 @@ from benchmarks.report import Report, mb, number
 from parallel import KVCache, LayerSize, TransformerLayer
 
 DEVICE = torch.device("cpu")
-TURN_SECONDS = 0.1  # a turn is as many calls as take about that long
 
 
 class Decoder:
@@ -58,7 +57,6 @@ class Decoder:
             cache.key_PNCK.normal_()
             cache.value_PNCK.normal_()
         self.x_BSD = torch.randn(batch, new, size.width)
-        self.repeats = 1
 
     @property
     def nbytes(self) -> int:
@@ -72,21 +70,6 @@ class Decoder:
             cache.length = self.context
             x_BSD = layer.decode(x_BSD, cache, last=1 if layer is self.layers[-1] else None)
         return x_BSD
-
-    def warm(self) -> None:
-        """Chooses the number of calls in a turn."""
-        self.call()
-        once = measure.seconds(self.call, DEVICE)
-        self.repeats = max(round(TURN_SECONDS / once), 1)
-
-    def seconds(self) -> float:
-        """Of one call, in the mean over a turn."""
-
-        def turn() -> None:
-            for _ in range(self.repeats):
-                self.call()
-
-        return measure.seconds(turn, DEVICE) / self.repeats
 
     @torch.no_grad()
     def recompute(self) -> None:
@@ -116,9 +99,10 @@ def decode(
         for batch in settings.batch
         for new in settings.new
     }
-    for decoder in decoders.values():
-        decoder.warm()
-    names = {f"{batch} x {new} tokens": d.seconds for (batch, new), d in decoders.items()}
+    names = {
+        f"{batch} x {new} tokens": measure.Turns(decoder.call, DEVICE)
+        for (batch, new), decoder in decoders.items()
+    }
     taken = measure.interleave(names, settings.rounds)
     rows, measured = [], []
     for (batch, new), decoder in decoders.items():

@@ -36,6 +36,7 @@ def _new_file(text: str) -> str:
     return text
 
 
+TURN_SECONDS = 0.1
 _ALLOWED = os.sched_getaffinity(0)
 
 
@@ -61,6 +62,28 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
     function()
     _wait(device)
     return time.perf_counter() - start
+
+
+class Turns:
+    """A short call that is timed in turns of as many calls as take about `TURN_SECONDS`.
+
+    It is called three times at once, to be warm and to know how many.
+    """
+
+    def __init__(self, call: Callable[[], object], device: torch.device) -> None:
+        self._call, self._device = call, device
+        call()
+        call()
+        self._repeats = max(round(TURN_SECONDS / seconds(call, device)), 1)
+
+    def __call__(self) -> float:
+        """Seconds of one call, in the mean over a turn."""
+
+        def turn() -> None:
+            for _ in range(self._repeats):
+                self._call()
+
+        return seconds(turn, self._device) / self._repeats
 
 
 def _wait(device: torch.device) -> None:

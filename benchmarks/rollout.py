@@ -38,7 +38,6 @@ from benchmarks.whole_model import draw_steps
 from envs import TASKS
 
 DEVICE = torch.device("cpu")
-TURN_SECONDS = 0.1  # a turn is as many decisions as take about that long
 SUMMED = 2**29  # bytes
 
 
@@ -123,7 +122,6 @@ class Rollout:
         rng = np.random.default_rng(0)
         self.observation = rng.standard_normal((contexts, spec.observation_size), np.float32)
         self.reward = rng.random(contexts, np.float32)
-        self.repeats = 1
 
     def decide(self) -> None:
         """One environment step."""
@@ -134,22 +132,6 @@ class Rollout:
             policy.begin_trial()
         action = policy.act(self.observation, self.reward)
         policy.record(action, self.reward, np.zeros_like(self.reward))
-
-    def warm(self) -> None:
-        """Chooses the number of decisions in a turn."""
-        self.decide()
-        self.decide()  # the first one that has a step before it
-        once = measure.seconds(self.decide, DEVICE)
-        self.repeats = max(round(TURN_SECONDS / once), 1)
-
-    def seconds(self) -> float:
-        """Of one decision, in the mean over a turn."""
-
-        def turn() -> None:
-            for _ in range(self.repeats):
-                self.decide()
-
-        return measure.seconds(turn, DEVICE) / self.repeats
 
 
 def encoding(model: AgenticTransformer, lengths: Sequence[int]) -> tuple[list[float], np.ndarray]:
@@ -195,12 +177,9 @@ def rollouts(
                             cache.value_PNCK.normal_()
                 caches = shared[f"{kind} {name}"]
                 found[f"{layout} {kind} {name}"] = Rollout(model, caches, contexts, tokens)
-    for rollout in found.values():
-        rollout.warm()
     summed = torch.ones(SUMMED // 4)
-    summed.sum()
-    contenders = {name: rollout.seconds for name, rollout in found.items()}
-    contenders["sum"] = lambda: measure.seconds(summed.sum, DEVICE)
+    contenders = {name: measure.Turns(rollout.decide, DEVICE) for name, rollout in found.items()}
+    contenders["sum"] = measure.Turns(summed.sum, DEVICE)
     taken = measure.interleave(contenders, settings.rounds)
     rows, measured = [], []
     size = make_spec(settings.layouts[0])
