@@ -122,5 +122,5 @@ def _scalars(entry: dict[str, Any]) -> list[tuple[str, int, float]]:
 
 
 def _described(entry: dict[str, Any]) -> list[str]:
-    asked = entry["target"]["asked"].replace("/", "-")
+    asked = entry["target"]["asked"].replace(":", "-")
     return [f"seed{entry['train_seed']}", f"step{entry['checkpoint_step']}", f"target{asked}"]

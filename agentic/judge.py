@@ -197,7 +197,7 @@ def _judge(
         )
         shown = kept if kept is not None else reset
         if video and shown is not None:
-            place = output / "videos" / f"{number:02d}_{spell(asked)}".replace(":", "_")
+            place = output / "videos" / f"{number:02d}_{spell(asked)}".replace(":", "-")
             for take in videos.film(
                 spec, shown[rows], place, which=video, side_by_side=side_by_side
             ):

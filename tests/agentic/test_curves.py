@@ -77,7 +77,7 @@ def test_one_context_has_no_ends(tmp_path):
 def test_names_tell_entries_of_a_task_apart():
     entries = [
         make_entry(KEPT, None),
-        make_entry(KEPT, None, asked="300/2"),
+        make_entry(KEPT, None, asked="quantile:0.9"),
         make_entry(KEPT, None, about={"train_seed": 1}),
         make_entry(KEPT, None, task="walker_run"),
         make_entry(KEPT, None, task="walker_run", about={"checkpoint": "a copy"}),
@@ -85,7 +85,7 @@ def test_names_tell_entries_of_a_task_apart():
     ]
     assert curves.names(entries) == [
         "walker_walk_seed0_target1x",
-        "walker_walk_seed0_target300-2",
+        "walker_walk_seed0_targetquantile-0.9",
         "walker_walk_seed1_target1x",
         "walker_run_1",
         "walker_run_2",
