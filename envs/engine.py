@@ -27,12 +27,12 @@ class Engine:
     """
 
     def __init__(self, tasks: Sequence[str]) -> None:
-        # Here, because it must not be imported by `import envs`.
+        self._tasks = tuple(tasks)
+        self._templates = {name: DmcEnv(name) for name in dict.fromkeys(tasks)}
+        # Here: `import envs` must not import it, and `DmcEnv` says it better where it can't be.
         import mujoco
 
         self._mujoco = mujoco
-        self._tasks = tuple(tasks)
-        self._templates = {name: DmcEnv(name) for name in dict.fromkeys(tasks)}
         for template in self._templates.values():
             template.reset(seed=0)  # jaco's model is compiled here
         first = self._templates[self._tasks[0]]

@@ -7,6 +7,7 @@ and the reader is often woken on the writer's own core, where one steps after th
 Axes: E environments, A actions, R numbers of a reading.
 """
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -25,7 +26,8 @@ from envs.engine import Engine
 
 # Spawned: a fork would copy the locks of the parent's threads, held or not.
 _CONTEXT = multiprocessing.get_context("spawn")
-_COUNT_BYTES = 8  # of an answer; what is longer is a traceback
+_COUNT_BYTES = 8  # of an answer
+_FAILED = 0  # for an answer; a traceback follows
 # Seconds that a process goes on asking before it sleeps: to be woken, above all on a virtual
 # machine, takes up to half a millisecond, as long as a step of some environments. Who waits for
 # answers has nothing else to do, and may be woken on the core of the process that answers.
@@ -90,19 +92,14 @@ class Worker:
         self._answers.register(self._connection.fileno(), select.POLLIN)
 
     def begin(self, seeds: Sequence[int] = ()) -> None:
-        """Let it take a step, or reset with `seeds`, one per environment of its own.
-
-        Raises:
-            RuntimeError: The process failed or died.
-        """
+        """Let it take a step, or reset with `seeds`, one per environment of its own."""
         self._count += 1
         if not seeds:
             os.eventfd_write(self._bell.fileno(), 1)
             return
-        try:
+        # A process that has ended hears nothing; why it ended is there for `finish` to read.
+        with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(np.array([self._count, *seeds], np.int64).tobytes())
-        except OSError:
-            raise self._died() from None
 
     def finish(self) -> None:
         """Wait until it has done what it began last.
@@ -110,22 +107,26 @@ class Worker:
         Raises:
             RuntimeError: The process failed or died.
         """
-        done = 0
+        done = None
         while done != self._count:  # an interrupted pool may have left an answer unread
             try:
                 _await(self._answers, _AWAKE_FOR_ANSWERS)
-                answer = self._connection.recv_bytes()
+                # In one call, not `recv_bytes`: who is interrupted has read all of it or nothing.
+                answer = os.read(self._connection.fileno(), _COUNT_BYTES)
+                if not answer:
+                    raise EOFError
+                done = int.from_bytes(answer, sys.byteorder)
+                failure = self._connection.recv_bytes() if done == _FAILED else None
             except (EOFError, OSError):
                 raise self._died() from None
-            if len(answer) > _COUNT_BYTES:
-                raise RuntimeError(f"{self._name} failed:\n{answer.decode()}")
-            done = int.from_bytes(answer, sys.byteorder)
+            if failure is not None:
+                raise RuntimeError(f"{self._name} failed:\n{failure.decode()}")
 
     def close(self) -> None:
         """End the process. May be called twice."""
         self._connection.close()
         self._bell.close()
-        self._process.terminate()
+        self._process.kill()  # unlike SIGTERM it also ends a process that is stopped
         self._process.join()
 
     @property
@@ -172,8 +173,9 @@ def _work(
             else:
                 count, *seeds = np.frombuffer(connection.recv_bytes(), np.int64).tolist()
                 engine.reset(seeds)
-            connection.send_bytes(count.to_bytes(_COUNT_BYTES, sys.byteorder))
+            os.write(connection.fileno(), count.to_bytes(_COUNT_BYTES, sys.byteorder))
     except (EOFError, ConnectionError):
         pass  # the pool is gone
     except Exception:
+        os.write(connection.fileno(), _FAILED.to_bytes(_COUNT_BYTES, sys.byteorder))
         connection.send_bytes(traceback.format_exc().encode())

@@ -291,9 +291,11 @@ except RuntimeError as error:
     assert REMEDY in done.stdout
 
 
-@pytest.mark.parametrize("task", ["walker_run", "jaco_reach_top_left"])
-def test_a_broken_backend_is_reported_with_the_remedy(task):
-    done = python(f"import envs; envs.DmcEnv({task!r})", "nonsense")
+@pytest.mark.parametrize(
+    "made", ["DmcEnv('walker_run')", "DmcEnv('jaco_reach_top_left')", "EnvPool(['walker_run'])"]
+)
+def test_a_broken_backend_is_reported_with_the_remedy(made):
+    done = python(f"import envs; envs.{made}", "nonsense")
     assert "RuntimeError: got MUJOCO_GL=nonsense, with which dm_control can't be" in done.stderr
     assert REMEDY in done.stderr
 

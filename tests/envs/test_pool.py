@@ -8,7 +8,7 @@ from envs.pool import worthwhile_workers
 
 
 def test_equals_single_environments():
-    task, seeds = "walker_walk", [4, 0, 4]
+    task, seeds = "walker_walk", [4, 2**40, 4]
     pool, singles = EnvPool([task] * 3), [DmcEnv(task) for _ in range(3)]
     observation, physics = pool.reset(seeds)
     starts = [env.reset(seed=seed) for env, seed in zip(singles, seeds, strict=True)]

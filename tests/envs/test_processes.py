@@ -128,6 +128,74 @@ def test_an_error_in_a_process_comes_with_its_traceback():
             worker.finish()
 
 
+def test_a_process_that_cannot_start_says_why(monkeypatch):
+    EnvPool(NAMES).close()  # from here on this process does not read the variable
+    with monkeypatch.context() as patched:
+        patched.setenv("MUJOCO_GL", "nonsense")
+        pool = EnvPool(NAMES, workers=2)
+    with pool:
+        pool._workers[0]._process.join()
+        with pytest.raises(RuntimeError, match=r"2 to 3 failed:\nTraceback[\s\S]*=nonsense"):
+            pool.reset(range(4))
+
+
+@pytest.mark.timeout(20)
+def test_a_stopped_process_can_be_closed():
+    pool = EnvPool(NAMES, workers=2)
+    pool.reset(range(4))
+    process = pool._workers[0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # until it has stopped
+    pool.close()
+    assert not process.is_alive()
+
+
+def interrupt(call, line):
+    """Raises KeyboardInterrupt when the pool comes to this line; whether it ended before that."""
+    passed = 0
+
+    def inside(frame, event, _):
+        nonlocal passed
+        passed += event == "line"
+        if passed == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return inside
+
+    def trace(frame, *_):
+        ours = ("envs/pool.py", "envs/processes.py", "multiprocessing/connection.py")
+        return inside if frame.f_code.co_filename.endswith(ours) else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_after_an_interrupt_anywhere_a_reset_helps(call):
+    action = np.ones((4, 1))
+    with EnvPool(NAMES) as alone, EnvPool(NAMES, workers=3) as pool:
+        alone.reset(range(4))
+        expected = alone.step(action)
+        line, ended = 0, False
+        while not ended:
+            line += 1
+            pool.reset(range(4, 8))
+            calls = {"step": lambda: pool.step(-action), "reset": lambda: pool.reset(range(4))}
+            ended = interrupt(calls[call], line)
+            pool.reset(range(4))
+            for first, second in zip(expected, pool.step(action), strict=True):
+                assert np.array_equal(first, second)
+        assert line > 50
+
+
 @pytest.mark.parametrize("arguments", [["script.py"], ["-m", "script"]])
 def test_ctrl_c_is_for_the_parent_only(playing, arguments):
     process = playing(*arguments)

@@ -85,6 +85,15 @@ def test_large_scores_do_not_overflow():
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-2)
 
 
+@pytest.mark.parametrize("R", [1, 80])
+def test_autocast_rounds_nothing(R):
+    q, k, v = random(2, 3, 100, 8, dtype=torch.float32)
+    cache = make_cache((k, v))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend_cached(q[:, :, -R:], cache)
+    assert torch.equal(out, attend_cached(q[:, :, -R:], cache))
+
+
 @pytest.mark.parametrize("R", [1, 4, 80])
 def test_contexts_do_not_see_each_other(R):
     q, k, v = random(3, 2, 700, 8, dtype=torch.float32)
