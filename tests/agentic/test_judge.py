@@ -5,11 +5,13 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 from training import save_checkpoint
 
 from agentic import judge as judging
 from agentic.evaluate import command
+from agentic.evaluator import EVALUATION, trial_seeds
 from agentic.judge import case_of, judge
 from agentic.locks import locked
 from agentic.protocol import RolloutConfig
@@ -88,3 +90,16 @@ def test_the_same_model_is_not_judged_twice(tmp_path, case):
     with pytest.raises(ValueError, match="checkpoint: got .*s0.pt and .*copy.pt, which are the s"):
         _command(case, tmp_path / "out", checkpoint=twice)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_environments_are_those_of_the_evaluation(tmp_path, case):
+    (entry,) = _judge(case, tmp_path)["results"]
+    assert entry["kept"]["seeds"] == trial_seeds(1, EVALUATION, 2, 2).tolist()
+
+
+def test_every_task_has_targets_of_its_own():
+    returns = torch.tensor([[1.0, 3.0], [10.0, 30.0]])
+    best = [{"max": 3.0}, {"max": 30.0}]
+    state = {"spec": {"tasks": ("a", "b")}, "data": {"quantiles": best, "returns": returns}}
+    asked = ("a", 2.0), ("b", 2.0), ("a", "quantile:0.5"), ("b", "quantile:0.5")
+    assert [judging._target(state, *a) for a in asked] == [6.0, 60.0, 2.0, 20.0]
