@@ -6,6 +6,7 @@ so far, or None). The order of the data needs no state of its own: `ChainSampler
 function of seed and step.
 """
 
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -36,10 +37,16 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: no such file, not a checkpoint, or one of another version.
     """
+    return load_with_digest(path)[0]
+
+
+def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
+    """The same, and the SHA-256 of the very bytes that were read."""
     if not path.is_file():
         raise ValueError(f"checkpoint: got {path}, expected a checkpoint file")
+    content = path.read_bytes()
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
         # torch's own words would advise to unpickle it.
         raise ValueError(
@@ -54,7 +61,7 @@ def load(path: Path) -> dict[str, Any]:
     missing = [key for key in KEYS if key not in state]
     if missing:
         raise ValueError(f"checkpoint: {path} lacks {missing}")
-    return state
+    return state, hashlib.sha256(content).hexdigest()
 
 
 def step_path(run_dir: Path, step: int) -> Path:

@@ -1,5 +1,6 @@
 """agentic-evaluate: checkpoints act in the simulator, trial after trial in one context."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from agentic.checkpoint import find
 from agentic.config import EvaluateConfig
 from agentic.entry import run
 from agentic.journal import continues
-from agentic.judge import case_of, judge, settings
+from agentic.judge import Case, case_of, judge, settings
 from agentic.protocol import RolloutConfig
 from agentic.runs import fresh_dir
 from agentic.strict import build
@@ -28,12 +29,14 @@ def command(values: dict[str, Any]) -> None:
         case_of(find(Path(place)), specs, rollout, config.seed, config.device)
         for place in config.checkpoints
     ]
-    console = Console(markup=False)
+    _check_different(cases)
+    console, wanted = Console(markup=False), settings(cases)
     if config.output is None:
-        output = _beside(cases[0].path, config.seed, settings(cases), console)
+        output = _beside(cases[0].path, config.seed, wanted, console)
     else:
         output = Path(config.output)
-        if (output / "results.json").exists():
+        # Killed right after it had written them, it is still to be tidied up.
+        if (output / "results.json").exists() and not continues(output, wanted):
             raise ValueError(f"output: {output} has a results.json already, expected a new folder")
         output.mkdir(parents=True, exist_ok=True)
     judge(
@@ -43,6 +46,18 @@ def command(values: dict[str, Any]) -> None:
         video=config.video,
         side_by_side=config.side_by_side,
     )
+
+
+def _check_different(cases: Sequence[Case]) -> None:
+    """A model that is judged twice says nothing about training seeds."""
+    found: dict[str, Path] = {}
+    for case in cases:
+        if case.digest in found:
+            raise ValueError(
+                f"checkpoint: got {found[case.digest]} and {case.path}, which are the same, "
+                "expected different ones"
+            )
+        found[case.digest] = case.path
 
 
 def _beside(path: Path, seed: int, wanted: dict[str, Any], console: Console) -> Path:

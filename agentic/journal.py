@@ -36,6 +36,8 @@ class Journal:
                 f"output: {output} holds an unfinished evaluation with other settings, expected "
                 f"the same ones or another folder (deleting {self.directory} gives it up)"
             )
+        if self.directory.exists() and not note.exists():  # left by an interrupted `close`
+            shutil.rmtree(self.directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         write_atomically(note, (json.dumps(settings, indent=1) + "\n").encode())
 
@@ -45,6 +47,8 @@ class Journal:
 
     def close(self) -> None:
         """The results are written: none of this is needed any more."""
+        # First: trials without their settings are nobody's, should this be interrupted.
+        (self.directory / SETTINGS).unlink()
         shutil.rmtree(self.directory)
 
 

@@ -1,8 +1,8 @@
 """Judging checkpoints: trials in context beside all that they must be compared with."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from agentic import results
 from agentic import video as videos
 from agentic.budget import gib, machine_bytes
-from agentic.checkpoint import load, restore_model
+from agentic.checkpoint import load_with_digest, restore_model
 from agentic.config import TrainConfig
 from agentic.curves import write_curves
 from agentic.evaluator import (
@@ -25,6 +25,7 @@ from agentic.evaluator import (
     trial_seeds,
 )
 from agentic.journal import Journal
+from agentic.locks import locked
 from agentic.model import AgenticTransformer
 from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
@@ -40,7 +41,9 @@ class Case:
     """A checkpoint that is to be judged, and how.
 
     Attributes:
-        path: of the checkpoint.
+        path: of the checkpoint, which may be replaced or removed meanwhile.
+        state: what was read there.
+        digest: SHA-256 of what was read there.
         specs: the tasks, of one domain.
         config: contexts, trials, targets and so on.
         seed: of the environments; other seeds than the ones that chose the checkpoint.
@@ -48,6 +51,8 @@ class Case:
     """
 
     path: Path
+    state: dict[str, Any]
+    digest: str
     specs: tuple[TaskSpec, ...]
     config: RolloutConfig
     seed: int
@@ -58,7 +63,7 @@ class Case:
         config = asdict(self.config)
         del config["workers"]
         return {
-            "checkpoint": hashlib.sha256(self.path.read_bytes()).hexdigest(),
+            "checkpoint": self.digest,
             "tasks": [spec.name for spec in self.specs],
             "seed": self.seed,
             "device": str(choose_device(self.device)),
@@ -85,7 +90,7 @@ def case_of(
     Raises:
         ValueError: it is no checkpoint, is of another task, or its context does not fit.
     """
-    state = load(path)
+    state, digest = load_with_digest(path)
     known = state["spec"]["tasks"]
     if specs is None:
         specs = tuple(spec for name in known for spec in expand(name))
@@ -97,7 +102,15 @@ def case_of(
     for name in known:
         for asked in config.targets:
             _target(state, name, asked)
-    return Case(path=path, specs=specs, config=config, seed=seed, device=device)
+    return Case(
+        path=path,
+        state=state,
+        digest=digest,
+        specs=specs,
+        config=config,
+        seed=seed,
+        device=device,
+    )
 
 
 def settings(cases: Sequence[Case]) -> dict[str, Any]:
@@ -128,23 +141,28 @@ def judge(
 
     Raises:
         ValueError: the context's keys and values do not fit into memory, films cannot be made, or
-            `output` holds an unfinished evaluation of something else.
+            `output` is in use or holds an unfinished evaluation of something else.
     """
     if video:
         videos.check(cases[0].specs[0])
-    journal = Journal(output, settings(cases))
     entries: list[dict[str, Any]] = []
-    try:
-        for number, case in enumerate(cases):
-            entries += _judge(case, number, journal, output, console, video, side_by_side)
-    except KeyboardInterrupt:
-        console.print(f"finished trials are kept in {output}; {again} goes on", soft_wrap=True)
-        raise
-    write_curves(entries, output)
-    results.write(output / "results.json", results.document(entries, settings(cases)))
-    journal.close()
+    with locked(output, partial(_in_use, output)):
+        journal = Journal(output, settings(cases))
+        try:
+            for number, case in enumerate(cases):
+                entries += _judge(case, number, journal, output, console, video, side_by_side)
+        except KeyboardInterrupt:
+            console.print(f"finished trials are kept in {output}; {again} goes on", soft_wrap=True)
+            raise
+        write_curves(entries, output)
+        results.write(output / "results.json", results.document(entries, settings(cases)))
+        journal.close()
     print_table(entries, results.summarise(entries), console)
     console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
+
+
+def _in_use(output: Path) -> None:
+    raise ValueError(f"output: {output} is in use by another evaluation, expected one at a time")
 
 
 def _judge(
@@ -156,7 +174,7 @@ def _judge(
     video: Sequence[str],
     side_by_side: bool,
 ) -> list[dict[str, Any]]:
-    state, config, specs = load(case.path), case.config, case.specs
+    state, config, specs = case.state, case.config, case.specs
     model = restore_model(state, choose_device(case.device))
     seeds_CN = trial_seeds(case.seed, EVALUATION, config.contexts, config.trials)
     goals = [
@@ -169,7 +187,7 @@ def _judge(
         for spec, _, target in goals
         for row in seeds_CN.tolist()
     ]
-    _tell(case, state, model, len(contexts), console)
+    _tell(case, model, len(contexts), console)
     kept = reset = None
     if config.context != "reset":
         name = f"{number:02d}_keep"
@@ -185,7 +203,7 @@ def _judge(
         rows = slice(g * config.contexts, (g + 1) * config.contexts)
         entries.append(
             results.task_result(
-                about=_about(case, state),
+                about=_about(case),
                 task=spec.name,
                 target={"asked": spell(asked), "return": target},
                 kept=None if kept is None else kept[rows],
@@ -211,7 +229,6 @@ def _judge(
 
 def _tell(
     case: Case,
-    state: dict[str, Any],
     model: AgenticTransformer,
     contexts: int,
     console: Console,
@@ -222,7 +239,7 @@ def _tell(
     size = spec.cache_bytes(config.cached(contexts // config.contexts), config.cache)
     ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
     console.print(
-        f"evaluating {case.path.name} (step {state['step']}): {contexts} contexts of "
+        f"evaluating {case.path.name} (step {case.state['step']}): {contexts} contexts of "
         f"{config.trials} trials, context {ways[config.context]}; {tokens:,} tokens a context, "
         f"keys and values {gib(size)} in {config.cache}",
         soft_wrap=True,
@@ -241,12 +258,12 @@ def _tell(
         )
 
 
-def _about(case: Case, state: dict[str, Any]) -> dict[str, Any]:
+def _about(case: Case) -> dict[str, Any]:
     """Which model, trained and judged how."""
-    trained, config = state["config"], case.config
+    trained, config = case.state["config"], case.config
     return {
         "checkpoint": str(case.path),
-        "checkpoint_step": state["step"],
+        "checkpoint_step": case.state["step"],
         "method": trained["method"],
         "layout": trained["tokens"]["layout"],
         "layer": trained["layer"]["kind"],

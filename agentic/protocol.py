@@ -35,6 +35,10 @@ class RolloutConfig:
             raise ValueError(f"{prefix}target: got an empty list, expected {_FORMS}")
         for asked in self.targets:
             _parse(f"{prefix}target", asked)
+        spelled = [spell(asked) for asked in self.targets]
+        for name in spelled:
+            if spelled.count(name) > 1:
+                raise ValueError(f"{prefix}target: got {name} twice, expected different ones")
         one_of(f"{prefix}context", self.context, ("keep", "reset", "both"))
         if self.remember is not None:
             at_least(f"{prefix}remember", self.remember, 1)

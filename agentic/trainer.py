@@ -295,7 +295,7 @@ class Trainer:
         """
         more, most = self.last_rollout, self.config.clocks.rollout_share
         share = (self.spent_rolling + more) / (self.spent + more)
-        if share > most and self.spent_rolling > 0 and self.step < self.config.steps:
+        if share > most and self.step < self.config.steps:
             bar.write(
                 f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
                 f"(clocks.rollout_share={most})"

@@ -183,6 +183,13 @@ def test_a_killed_rollout_goes_on_to_the_last_bit(tmp_path, monkeypatch, layout,
         _same(kept_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1})), straight)
 
 
+@pytest.mark.parametrize("run", [kept_trials, reset_trials])
+def test_every_batch_keeps_trials_of_its_own(tmp_path, run):
+    model, contexts = _model(), _contexts(2, 2)
+    config, journal = replace(PLAIN, batch=1), Journal(tmp_path, {"a": 1})
+    _same(run(model, contexts, config, journal=journal), run(model, contexts, config))
+
+
 def test_an_interrupted_rollout_says_so():
     asked = []
 

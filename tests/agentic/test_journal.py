@@ -44,6 +44,16 @@ def test_another_evaluation_is_refused_by_name_and_closing_leaves_nothing(tmp_pa
     Journal(tmp_path, {"cases": []})
 
 
+def test_killed_in_closing_nothing_is_left_that_another_evaluation_takes(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, SETTINGS)
+    journal.part("keep").keep(0, _content(1.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("agentic.journal.shutil.rmtree", lambda directory: None)
+        journal.close()
+    assert not continues(tmp_path, SETTINGS)
+    assert list(Journal(tmp_path, {"cases": []}).part("keep").kept()) == []
+
+
 @pytest.mark.parametrize(
     "damage", [lambda b: b[: len(b) // 2], lambda b: b"nonsense", lambda b: b""]
 )

@@ -62,6 +62,7 @@ def test_other_targets_are_refused_by_name(asked):
         ({"contexts": 0}, "contexts: got 0"),
         ({"trials": 0}, "trials: got 0"),
         ({"target": ()}, "target: got an empty list"),
+        ({"target": (1.0, "return:5", 1)}, "target: got 1x twice"),
         ({"context": "none"}, "context: got 'none'"),
         ({"remember": 0}, "remember: got 0"),
         ({"cache": "fp16"}, "cache: got 'fp16'"),

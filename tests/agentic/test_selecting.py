@@ -7,12 +7,13 @@ import signal
 import numpy as np
 import pytest
 import torch
+from conftest import make_store
 from training import make_trainer, run_trainer
 
-from agentic import checkpoint, trainer
+from agentic import checkpoint, selecting, trainer
 from agentic.config import ClockConfig
-from agentic.evaluator import Interrupted
-from agentic.selecting import trial_scalars
+from agentic.evaluator import SELECTION, Interrupted, Trials, trial_seeds
+from agentic.selecting import score_of, trial_scalars
 
 CLOCKS = ClockConfig(
     log_steps=0,
@@ -118,6 +119,54 @@ def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatc
     assert resumed.best == straight.best == {"score": 0.7, "step": 8}
     for key, value in straight.state()["averaged"].items():
         assert torch.equal(resumed.state()["averaged"][key], value)
+
+
+def test_what_a_rollout_has_brought_is_saved_at_once(tmp_path, monkeypatch):
+    Simulated(monkeypatch, [0.5, 0.7], seconds=10.0)
+    run = make_trainer(tmp_path, clocks=CLOCKS)
+    update = run.update
+
+    def killed_behind_the_second():
+        if run.step == 8:
+            raise KeyboardInterrupt
+        return update()
+
+    run.update = killed_behind_the_second
+    with pytest.raises(KeyboardInterrupt):
+        run_trainer(run)
+    resumed = make_trainer(tmp_path, clocks=CLOCKS)
+    resumed.load_state(checkpoint.load(checkpoint.newest(tmp_path)))
+    assert resumed.rolled == 8
+    assert resumed.best == {"score": 0.7, "step": 8}
+    assert 20 < resumed.spent_rolling < 21
+    assert 10 < resumed.last_rollout < 11
+    assert resumed.spent > 10
+
+
+def test_the_score_is_the_last_trial_over_the_best_of_the_data_averaged_over_tasks(
+    tmp_path, monkeypatch
+):
+    store = make_store([-4.0, 2.0, 10.0], tasks=2)  # the second task's returns: 4, -2, -10
+    config = make_trainer(tmp_path).config
+    rolling = dataclasses.replace(config.rollout, contexts=2, trials=3, target="quantile:0.5")
+    config = dataclasses.replace(config, rollout=rolling, seed=3)
+    seeds_CN = trial_seeds(3, SELECTION, 2, 3)
+
+    def rolled(model, contexts, given, *, interrupted):
+        assert given == rolling
+        assert [c.spec for c in contexts] == [spec for spec in store.specs for _ in range(2)]
+        assert [c.target for c in contexts] == pytest.approx([2, 2, -2, -2])
+        assert np.array_equal([c.seeds for c in contexts], np.tile(seeds_CN, (2, 1)))
+        returns = np.array([[9.0, 9.0, 5.0], [9.0, 9.0, 15.0], [8.0, 8.0, 1.0], [8.0, 8.0, 3.0]])
+        nothing = np.zeros((4, 3))
+        return Trials(returns=returns, failed=nothing > 0, seeds=nothing, actions=nothing)
+
+    monkeypatch.setattr(selecting, "kept_trials", rolled)
+    score, by_task = score_of(None, store, config, lambda: False)
+    assert score == pytest.approx((10 / 10 + 2 / 4) / 2)
+    first, second = store.specs
+    assert by_task[first.name].tolist() == [[9, 9, 5], [9, 9, 15]]
+    assert by_task[second.name].tolist() == [[8, 8, 1], [8, 8, 3]]
 
 
 def test_trials_are_logged_with_their_intervals():

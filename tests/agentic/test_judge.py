@@ -1,0 +1,105 @@
+"""Judging in one process, with short episodes: what happens to its files meanwhile."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from training import save_checkpoint
+
+from agentic import judge as judging
+from agentic.evaluate import command
+from agentic.evaluator import EVALUATION, trial_seeds
+from agentic.judge import case_of, judge
+from agentic.locks import locked
+from agentic.protocol import RolloutConfig
+from envs import TASKS
+
+PLAIN = RolloutConfig(contexts=2, trials=2, target=1.0, workers=1)
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "walker_walk", replace(TASKS["walker_walk"], episode_steps=10))
+    return case_of(save_checkpoint(tmp_path / "s0.pt"), None, PLAIN, seed=1, device="cpu")
+
+
+def _judge(case, output, **changes):
+    output.mkdir(exist_ok=True)
+    judge([case], output=output, console=Console(quiet=True), **changes)
+    return json.loads((output / "results.json").read_text())
+
+
+@pytest.mark.parametrize("then", ["replaced", "removed"])
+def test_a_training_may_replace_the_checkpoint_meanwhile(tmp_path, monkeypatch, case, then):
+    """Results are of what was read in the beginning, and say so."""
+    digest = hashlib.sha256(case.path.read_bytes()).hexdigest()
+    undisturbed = _judge(case, tmp_path / "undisturbed")
+    random_returns = judging.random_returns
+
+    def meanwhile(*arguments, **more):
+        case.path.unlink()
+        if then == "replaced":
+            save_checkpoint(case.path, seed=1)
+        return random_returns(*arguments, **more)
+
+    monkeypatch.setattr(judging, "random_returns", meanwhile)
+    disturbed = _judge(case, tmp_path / "disturbed")
+    assert disturbed["cases"] == undisturbed["cases"]
+    assert disturbed["cases"][0]["checkpoint"] == digest
+    assert disturbed["results"] == undisturbed["results"]
+
+
+def test_one_evaluation_at_a_time_in_a_folder(tmp_path, case):
+    with (
+        locked(tmp_path, lambda: None),
+        pytest.raises(ValueError, match=f"output: {tmp_path} is in use by another evaluation"),
+    ):
+        _judge(case, tmp_path)
+    assert not (tmp_path / "unfinished").exists()
+    _judge(case, tmp_path)
+
+
+def _command(case, output, **changes):
+    """What `agentic-evaluate` does."""
+    values = {"checkpoint": str(case.path), "contexts": 1, "trials": 2, "target": 1.0}
+    command(values | {"device": "cpu", "seed": 1, "output": str(output)} | changes)
+    return json.loads((output / "results.json").read_text())
+
+
+def test_killed_after_the_results_were_written_it_is_tidied_up(tmp_path, monkeypatch, case):
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(judging.Journal, "close", lambda journal: None)
+        results = _command(case, output)
+    assert len(list((output / "unfinished").glob("*/*.pt"))) == 2
+    with pytest.raises(ValueError, match="output: .* has a results.json already"):
+        _command(case, output, seed=2)
+    assert _command(case, output) == results
+    assert not (output / "unfinished").exists()
+    with pytest.raises(ValueError, match="output: .* has a results.json already"):
+        _command(case, output)
+
+
+def test_the_same_model_is_not_judged_twice(tmp_path, case):
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(case.path.read_bytes())
+    twice = [str(case.path), str(copy)]
+    with pytest.raises(ValueError, match="checkpoint: got .*s0.pt and .*copy.pt, which are the s"):
+        _command(case, tmp_path / "out", checkpoint=twice)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_environments_are_those_of_the_evaluation(tmp_path, case):
+    (entry,) = _judge(case, tmp_path)["results"]
+    assert entry["kept"]["seeds"] == trial_seeds(1, EVALUATION, 2, 2).tolist()
+
+
+def test_every_task_has_targets_of_its_own():
+    returns = torch.tensor([[1.0, 3.0], [10.0, 30.0]])
+    best = [{"max": 3.0}, {"max": 30.0}]
+    state = {"spec": {"tasks": ("a", "b")}, "data": {"quantiles": best, "returns": returns}}
+    asked = ("a", 2.0), ("b", 2.0), ("a", "quantile:0.5"), ("b", "quantile:0.5")
+    assert [judging._target(state, *a) for a in asked] == [6.0, 60.0, 2.0, 20.0]
