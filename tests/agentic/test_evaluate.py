@@ -10,7 +10,7 @@ import time
 import pytest
 from training import save_checkpoint
 
-WHOLE = ["contexts=2", "trials=3", "workers=2", "seed=5"]
+WHOLE = ["contexts=2", "trials=3", "seed=5"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
@@ -85,15 +85,14 @@ def test_an_interrupted_evaluation_is_completed_by_the_same_command(place, undis
         assert "the same command goes on" in out
     stamp = kept[0].stat().st_mtime_ns
     folder = kept[0].parent.parent.parent
-    _run(place, "checkpoint=s0.pt", "contexts=1", "trials=1", "output=other")  # not mixed up
-    assert kept[0].stat().st_mtime_ns == stamp
+    if end == signal.SIGKILL:  # not mixed up with another one
+        _run(place, "checkpoint=s0.pt", "contexts=1", "trials=1", "output=other")
+        assert kept[0].stat().st_mtime_ns == stamp
     done = _run(place, "checkpoint=s0.pt", *WHOLE)
     assert f"going on with {folder.relative_to(place)}" in done.stdout
     (ours,), (theirs,) = _results(folder)["results"], undisturbed[1]["results"]
     assert ours == theirs
     assert not (folder / "unfinished").exists()
-    for path in sorted(place.glob("other/**/*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
 
 
 def test_another_evaluation_does_not_go_on_with_an_unfinished_one(place):
@@ -132,12 +131,8 @@ def test_only_reset_and_stopping(place):
     ("arguments", "words"),
     [
         (["target=best"], ["target: got 'best'", "return:<value>"]),
-        (["target=[]"], ["target: got an empty list"]),
-        (["context=none"], ["context: got 'none'", "keep"]),
-        (["cache=fp8"], ["cache: got 'fp8'"]),
         (["checkpoint=[s0.pt,nowhere]"], ["checkpoint: got nowhere"]),
         (["video=true"], ["video: got True", "a list of str"]),
-        (["video=[middle]"], ["video: got 'middle'", "first"]),
         (["contexts=20000", "batch=20000", "trials=32"], ["batch: got 20000", "GiB", "bf16"]),
         (["task=cheetah_run"], ["task: got 'cheetah_run'", "walker_walk"]),
     ],
