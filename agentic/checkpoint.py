@@ -43,7 +43,9 @@ def load(path: Path) -> dict[str, Any]:
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     """The same, and the SHA-256 of the very bytes that were read."""
     if not path.is_file():
-        raise ValueError(f"checkpoint: got {path}, expected a checkpoint file")
+        raise ValueError(
+            f"checkpoint: got {path}, which is no file; expected a checkpoint or a run directory"
+        )
     content = path.read_bytes()
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 LABELS = {"kept": "context kept", "reset": "context reset"}
 OFFSET = {"kept": 0.0, "reset": 0.08}  # trials, so that two intervals don't hide each other
-CALIBRATION = (("dataset max", "--"), ("dataset p90", "-."), ("random", ":"))
+CALIBRATION = (
+    ("target", (0, (1, 3))),
+    ("dataset max", "--"),
+    ("dataset p90", "-."),
+    ("random", ":"),
+)
 
 
 def write_curves(entries: Sequence[dict[str, Any]], output: Path) -> list[Path]:
@@ -91,10 +96,16 @@ def draw(entry: dict[str, Any], title: str) -> "Figure":
             capsize=3,
             label=LABELS[context],
         )
-    levels = (entry["dataset"]["max"], entry["dataset"]["p90"], entry["random"]["mean"])
+    levels = (
+        entry["target"]["return"],
+        entry["dataset"]["max"],
+        entry["dataset"]["p90"],
+        entry["random"]["mean"],
+    )
     for (label, style), level in zip(CALIBRATION, levels, strict=True):
         axis.axhline(level, linestyle=style, color="gray", label=label)
-    axis.set_title(f"{title}, target {entry['target']['return']:.1f}")
+    axis.set_title(title)
+    axis.set_xlim(0.5, entry["trials"] + 0.5)
     axis.set_xlabel("trial")
     axis.set_ylabel("return (95 % interval over contexts)")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -98,12 +98,7 @@ def kept_trials(
     Raises:
         Interrupted: `interrupted` said so.
     """
-    batches = []
-    for first in range(0, len(contexts), config.batch):
-        batch = contexts[first : first + config.batch]
-        part = None if journal is None else journal.part(f"{name}_{first:05d}")
-        batches.append(_rollout(model, batch, config, part, "trials", progress, interrupted))
-    return _joined(batches)
+    return _in_batches(model, contexts, config, False, journal, name, progress, interrupted)
 
 
 def reset_trials(
@@ -117,25 +112,34 @@ def reset_trials(
 ) -> Trials:
     """The same episodes with the context emptied before every trial: what does it do for us?
 
-    So the trials of a context are independent of each other, run side by side, and none is left
-    out when an earlier one has reached the target.
+    So the trials of a context are independent of each other, and none is left out when an earlier
+    one has reached the target. All else is as in `kept_trials`, to the last bit: the first trial is
+    the same.
     """
-    shape = (len(contexts), len(contexts[0].seeds))
-    single = [replace(c, seeds=(seed,)) for c in contexts for seed in c.seeds]
     apart = replace(config, stop=False)
+    return _in_batches(model, contexts, apart, True, journal, name, progress, lambda: False)
+
+
+def _in_batches(
+    model: AgenticTransformer,
+    contexts: Sequence[Context],
+    config: RolloutConfig,
+    reset: bool,
+    journal: Journal | None,
+    name: str,
+    progress: bool,
+    interrupted: Callable[[], bool],
+) -> Trials:
     batches = []
-    for first in range(0, len(single), config.batch):
-        batch = single[first : first + config.batch]
+    for first in range(0, len(contexts), config.batch):
+        batch = contexts[first : first + config.batch]
         part = None if journal is None else journal.part(f"{name}_{first:05d}")
-        batches.append(
-            _rollout(model, batch, apart, part, "context reset", progress, lambda: False)
-        )
-    alone = _joined(batches)
+        batches.append(_rollout(model, batch, config, reset, part, progress, interrupted))
     return Trials(
-        returns=alone.returns.reshape(shape),
-        failed=alone.failed.reshape(shape),
-        seeds=alone.seeds.reshape(shape),
-        actions=alone.actions.reshape(*shape, *alone.actions.shape[2:]),
+        **{
+            field: np.concatenate([getattr(batch, field) for batch in batches])
+            for field in ("returns", "failed", "seeds", "actions")
+        }
     )
 
 
@@ -143,8 +147,8 @@ def _rollout(
     model: AgenticTransformer,
     contexts: Sequence[Context],
     config: RolloutConfig,
+    reset: bool,
     part: Part | None,
-    label: str,
     progress: bool,
     interrupted: Callable[[], bool],
 ) -> Trials:
@@ -157,22 +161,24 @@ def _rollout(
         return batch.brought()
     task_C = np.array([model.spec.tasks.index(c.spec.name) for c in contexts])
     policy = Policy(model, task_C, batch.trials, config.remember, config.cache)
-    for trial in kept:
+    for trial in [] if reset else kept:
         policy.recall(trial["memory"])
-    steps = contexts[0].spec.episode_steps
+    steps, label = contexts[0].spec.episode_steps, "reset" if reset else "kept"
     with (
         _threads(config.threads),
         EnvPool([c.spec.name for c in contexts], workers=config.workers) as pool,
         tqdm(
             total=batch.trials * steps,
             initial=len(kept) * steps,
-            desc=f"{len(contexts)} contexts, {label}",
+            desc=f"context {label}",
             unit="step",
             disable=None if progress else True,
         ) as bar,
     ):
         for k in range(len(kept), batch.trials):
             observation, _ = pool.reset(batch.seeds_CN[:, k].tolist())
+            if reset:
+                policy.forget()
             policy.begin_trial()
             returns_C = np.zeros(len(contexts))
             actions_CTA = np.zeros((len(contexts), steps, pool.task.action_size), np.float32)
@@ -188,10 +194,13 @@ def _rollout(
                 bar.update()
             assert done, "an episode has exactly the task's number of steps"
             batch.end(k, returns_C, pool.failed, actions_CTA)
-            bar.set_postfix_str(f"last returns {returns_C.mean():.1f}", refresh=False)
+            if progress:
+                mean = f"mean return of {len(contexts)} contexts {returns_C.mean():.1f}"
+                tqdm.write(f"context {label}, trial {k + 1} of {batch.trials}: {mean}")
             if part is not None:
                 content = {"returns": returns_C, "failed": pool.failed, "actions": actions_CTA}
-                memory = {"memory": policy.memory()} if k + 1 < batch.trials else {}
+                more = k + 1 < batch.trials and not reset
+                memory = {"memory": policy.memory()} if more else {}
                 part.keep(k, {n: torch.from_numpy(a) for n, a in content.items()} | memory)
             if not batch.running_C.any():
                 break
@@ -254,15 +263,6 @@ class _Batch:
             seeds=self.seeds_CN,
             actions=self._actions_CNTA,
         )
-
-
-def _joined(parts: Sequence[Trials]) -> Trials:
-    return Trials(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("returns", "failed", "seeds", "actions")
-        }
-    )
 
 
 def random_returns(spec: TaskSpec, *, episodes: int, seed: int) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Judging checkpoints: trials in context beside all that they must be compared with."""
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -238,9 +240,11 @@ def _tell(
     tokens = config.held * spec.episode_steps * spec.tokens_per_step
     size = spec.cache_bytes(config.cached(contexts // config.contexts), config.cache)
     ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
+    goals = contexts // config.contexts
+    each = f" for each of {goals} tasks and targets" if goals > 1 else ""
     console.print(
-        f"evaluating {case.path.name} (step {case.state['step']}): {contexts} contexts of "
-        f"{config.trials} trials, context {ways[config.context]}; {tokens:,} tokens a context, "
+        f"evaluating {case.path.name} (step {case.state['step']}): {config.contexts} context(s) "
+        f"of {config.trials} trial(s){each}, {ways[config.context]}; {tokens:,} tokens a context, "
         f"keys and values {gib(size)} in {config.cache}",
         soft_wrap=True,
     )
@@ -261,6 +265,7 @@ def _tell(
 def _about(case: Case) -> dict[str, Any]:
     """Which model, trained and judged how."""
     trained, config = case.state["config"], case.config
+    learned = replace(build(TrainConfig, trained).learning, seed=0)
     return {
         "checkpoint": str(case.path),
         "checkpoint_step": case.state["step"],
@@ -268,9 +273,12 @@ def _about(case: Case) -> dict[str, Any]:
         "layout": trained["tokens"]["layout"],
         "layer": trained["layer"]["kind"],
         "train_trajectories": trained["chain"]["trajectories"],
+        "train_steps": trained["steps"],
+        # Runs that differ in more than their seed are no sample of one experiment.
+        "train_settings": hashlib.sha256(json.dumps(asdict(learned)).encode()).hexdigest()[:12],
         "train_seed": trained["seed"],
         "evaluation_seed": case.seed,
-        "relabel_mode": build(TrainConfig, trained).data.relabel,
+        "relabel_mode": learned.data.relabel,
         "stop": config.stop,
         "remember": config.remember,
         "cache": config.cache,

@@ -65,6 +65,13 @@ class Policy:
                 self.previous = None
         self.trial_start = self.caches[0].length
 
+    def forget(self) -> None:
+        """Empties the context: the next trial is a first one."""
+        for cache in self.caches:
+            cache.drop(cache.length)
+        self.previous = None
+        self.trial = -1
+
     def act(self, observation: np.ndarray, return_to_go: np.ndarray) -> np.ndarray:
         """Actions (C, A) float32 for observations (C, O) and remaining target returns (C,)."""
         contexts = len(observation)

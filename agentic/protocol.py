@@ -40,6 +40,11 @@ class RolloutConfig:
             if spelled.count(name) > 1:
                 raise ValueError(f"{prefix}target: got {name} twice, expected different ones")
         one_of(f"{prefix}context", self.context, ("keep", "reset", "both"))
+        if self.stop and self.context == "reset":
+            raise ValueError(
+                f"{prefix}stop: got true with context=reset, expected context=keep or both: only "
+                "a kept context ends"
+            )
         if self.remember is not None:
             at_least(f"{prefix}remember", self.remember, 1)
         one_of(f"{prefix}cache", self.cache, ("fp32", "bf16"))
@@ -57,13 +62,11 @@ class RolloutConfig:
     @property
     def held(self) -> int:
         """Most trials that a context holds at a time."""
-        return 1 if self.context == "reset" else min(self.trials, self.remember or self.trials)
+        return min(self.trials, self.remember or self.trials)
 
     def cached(self, goals: int) -> int:
         """Most trials whose keys and values are held at once, of `goals` tasks and targets."""
-        kept = min(self.batch, goals * self.contexts) * self.held
-        reset = min(self.batch, goals * self.contexts * self.trials)
-        return kept if self.context == "keep" else max(kept, reset)
+        return min(self.batch, goals * self.contexts) * self.held
 
 
 def spell(asked: Asked) -> str:

@@ -80,8 +80,8 @@ def task_result(
         "target": target,
         "contexts": contexts,
         "trials": trials,
-        "kept": None if kept is None else _trials(kept, scale),
-        "reset": None if reset is None else _trials(reset, scale),
+        "kept": None if kept is None else _trials(kept, scale, target["return"]),
+        "reset": None if reset is None else _trials(reset, scale, target["return"]),
         "kept_minus_reset": None,
         # The largest of n is no skill by itself: the same of n that know nothing of each other.
         "max_beside": {
@@ -132,15 +132,20 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def _trials(trials: Trials, scale: _Scale) -> dict[str, Any]:
+def _trials(trials: Trials, scale: _Scale, target: float) -> dict[str, Any]:
     """All of the contexts' trials, and their statistics."""
     returns_CN = trials.returns
+    reached_CN = returns_CN >= target
     return {
         "returns": [[None if np.isnan(r) else r for r in row] for row in returns_CN.tolist()],
         "seeds": trials.seeds.tolist(),
         "failed": {
             "count": int(trials.failed.sum()),
             "trials": np.argwhere(trials.failed).tolist(),  # [context, trial], from 0
+        },
+        "reached": {  # the target: by how many contexts, and in which trial first, from 1
+            "contexts": int(reached_CN.any(axis=1).sum()),
+            "trial": [int(row.argmax()) + 1 if row.any() else None for row in reached_CN],
         },
         **{name: scale.returns(values_C) for name, values_C in _over_trials(trials).items()},
         "by_trial": [scale.returns(column[~np.isnan(column)]) for column in returns_CN.T],

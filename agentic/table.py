@@ -17,6 +17,7 @@ SECTIONS = (
         ("last trial", "kept.last"),
         ("mean of trials", "kept.mean"),
         ("gain per trial", "kept.slope"),
+        ("reached the target", "kept.reached"),
     ),
     (
         ("first trial, reset", "reset.first"),
@@ -187,6 +188,9 @@ def _find(entry: dict[str, Any], path: str) -> Any:
 def _average(entries: list[dict[str, Any]], path: str) -> str:
     """The mean over tasks, where every task has the number."""
     found = [_find(entry, path) for entry in entries]
+    if path == "kept.reached":
+        counts = [value["contexts"] if value else 0 for value in found]
+        return f"{sum(counts)} of {sum(entry['contexts'] for entry in entries)}"
     means = [value["mean"] if isinstance(value, dict) else value for value in found]
     return "n/a" if None in means else _spell(float(np.mean(means)), path)
 
@@ -197,6 +201,8 @@ def _spell(value: Any, path: str) -> str:
         return "n/a"
     if path == "last / max":
         return f"{value:.0%}"
+    if path == "kept.reached":
+        return f"{value['contexts']} of {len(value['trial'])}"
     if isinstance(value, dict):
         return _interval(value["mean"], value["interval_over_contexts"])
     return f"{value:.1f}"

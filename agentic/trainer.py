@@ -206,7 +206,12 @@ class Trainer:
                     log.scalars(self.step, measured)
                     seconds, tokens = 0.0, 0
                 if self._due(clocks.validate_steps) and self.validation is not None:
-                    log.scalars(self.step, {"validation/loss": self.validate()})
+                    validation = self.validate()
+                    log.scalars(self.step, {"validation/loss": validation})
+                    bar.write(
+                        f"step {self.step}: training loss {measured['train/loss']:.4f}, "
+                        f"validation loss {validation:.4f}"
+                    )
                 if self._due(clocks.histogram_steps):
                     self._histograms(log)
                 if self._due(clocks.checkpoint_steps) or self._rollout_due():

@@ -41,7 +41,9 @@ def check(spec: TaskSpec) -> None:
     try:
         import imageio_ffmpeg  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise ValueError("video: got true, expected `pip install .[video]` before") from error
+        raise ValueError(
+            "video: imageio-ffmpeg is missing, expected `pip install '.[video]'` before"
+        ) from error
     try:
         env = DmcEnv(spec.name, render_mode="rgb_array")
         env.reset(seed=0)

@@ -27,6 +27,7 @@ def test_figure_shows_both_curves_with_intervals_and_the_levels_of_the_data():
         "dataset max",
         "dataset p90",
         "random",
+        "target",
     }
     levels = {
         line.get_label(): line.get_ydata()[0]
@@ -35,6 +36,7 @@ def test_figure_shows_both_curves_with_intervals_and_the_levels_of_the_data():
     }
     assert {levels[name] for name in ("dataset max", "dataset p90", "random")} == {10.0, 8.0, 2.0}
     assert (levels["dataset max"], levels["random"]) == (10.0, 2.0)
+    assert levels["target"] == entry["target"]["return"]
 
 
 def test_trials_that_no_context_has_run_are_left_out():

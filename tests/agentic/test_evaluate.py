@@ -48,7 +48,8 @@ def undisturbed(place):
 
 def test_what_is_run_is_said_and_everything_is_written(place, undisturbed):
     done, results = undisturbed
-    assert "2 contexts of 3 trials, context kept, then reset; 3,000 tokens" in done.stdout
+    assert "2 context(s) of 3 trial(s), kept, then reset; 3,000 tokens" in done.stdout
+    assert "context reset, trial 3 of 3: mean return of 2 contexts" in done.stdout
     assert "warning: a context holds up to 3 trials, trained with at most 1" not in done.stdout
     (entry,) = results["results"]
     assert results["schema_version"] == 1
@@ -117,12 +118,12 @@ def test_several_targets_and_training_seeds_in_one_call(place):
 
 
 def test_only_reset_and_stopping(place):
-    arguments = ["checkpoint=s0.pt", "contexts=1", "trials=2", "stop=true", "target=return:0"]
+    arguments = ["checkpoint=s0.pt", "contexts=1", "trials=2", "target=return:0"]
     _run(place, *arguments, "context=reset", "output=reset")
     (entry,) = _results(place / "reset")["results"]
     assert entry["kept"] is None
     assert None not in entry["reset"]["returns"][0]  # trials that know nothing of each other
-    _run(place, *arguments, "output=stopped")
+    _run(place, *arguments, "stop=true", "output=stopped")
     (entry,) = _results(place / "stopped")["results"]
     assert entry["kept"]["returns"][0][1] is None
 

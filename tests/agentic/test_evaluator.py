@@ -111,14 +111,17 @@ def test_contexts_of_several_tasks_and_targets_run_side_by_side_and_in_batches()
     assert batches.actions.shape == together.actions.shape
 
 
-def test_reset_contexts_are_the_first_trials_of_their_seeds():
-    model, contexts = _model(), _contexts(2, 3)
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_reset_contexts_are_the_first_trials_of_their_seeds(layout):
+    model, contexts = _model(layout=layout), _contexts(2, 3)
     reset = reset_trials(model, contexts, PLAIN)
+    # To the last bit: the difference to the kept context is nothing but the context.
+    assert np.array_equal(reset.actions[:, 0], kept_trials(model, contexts, PLAIN).actions[:, 0])
     for k in range(3):
         alone = kept_trials(model, [replace(c, seeds=c.seeds[k : k + 1]) for c in contexts], PLAIN)
-        assert reset.returns[:, k] == pytest.approx(alone.returns[:, 0], abs=1e-4)
+        assert np.array_equal(reset.returns[:, k], alone.returns[:, 0])
         assert np.array_equal(reset.seeds[:, k], [c.seeds[k] for c in contexts])
-        assert reset.actions[:, k] == pytest.approx(alone.actions[:, 0], abs=1e-4)
+        assert np.array_equal(reset.actions[:, k], alone.actions[:, 0])
 
 
 @pytest.mark.parametrize("layout", ["step", "interleaved"])
@@ -126,7 +129,7 @@ def test_a_context_that_remembers_one_trial_is_one_that_is_reset(layout):
     model, contexts = _model(layout=layout), _contexts(2, 3)
     reset = reset_trials(model, contexts, PLAIN)
     forgetful = kept_trials(model, contexts, replace(PLAIN, remember=1))
-    assert forgetful.returns == pytest.approx(reset.returns, abs=1e-4)
+    _same(forgetful, reset)
     assert not np.allclose(kept_trials(model, contexts, PLAIN).actions, reset.actions, atol=1e-4)
 
 
@@ -178,6 +181,12 @@ def test_a_killed_rollout_goes_on_to_the_last_bit(tmp_path, monkeypatch, layout,
         if finished == 3:  # as if it had been killed in writing the third
             (part / "trial_002.pt").unlink()
     _same(resumed, straight)
+    reset = reset_trials(model, contexts, config)
+    with monkeypatch.context() as patch:
+        _kill_after(patch, 2.5 * STEPS)
+        with pytest.raises(Killed):
+            reset_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1}))
+    _same(reset_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1})), reset)
     with monkeypatch.context() as patch:  # all finished: nothing is played
         _kill_after(patch, 0)
         _same(kept_trials(model, contexts, config, journal=Journal(tmp_path, {"a": 1})), straight)

@@ -103,3 +103,18 @@ def test_every_task_has_targets_of_its_own():
     state = {"spec": {"tasks": ("a", "b")}, "data": {"quantiles": best, "returns": returns}}
     asked = ("a", 2.0), ("b", 2.0), ("a", "quantile:0.5"), ("b", "quantile:0.5")
     assert [judging._target(state, *a) for a in asked] == [6.0, 60.0, 2.0, 20.0]
+
+
+def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(tmp_path, case):
+    other_seed = save_checkpoint(tmp_path / "s1.pt", seed=1)
+    state = torch.load(other_seed, weights_only=True)
+    state["config"]["steps"] += 1
+    torch.save(state, tmp_path / "longer.pt")
+    cases = [
+        case_of(path, None, PLAIN, seed=1, device="cpu")
+        for path in (case.path, other_seed, tmp_path / "longer.pt")
+    ]
+    (tmp_path / "out").mkdir()
+    judge(cases, output=tmp_path / "out", console=Console(quiet=True))
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["seeds"]["walker_walk"] for row in document["over_seeds"]] == [[0, 1], [1]]

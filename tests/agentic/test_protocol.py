@@ -64,6 +64,7 @@ def test_other_targets_are_refused_by_name(asked):
         ({"target": ()}, "target: got an empty list"),
         ({"target": (1.0, "return:5", 1)}, "target: got 1x twice"),
         ({"context": "none"}, "context: got 'none'"),
+        ({"stop": True, "context": "reset"}, "stop: got true with context=reset"),
         ({"remember": 0}, "remember: got 0"),
         ({"cache": "fp16"}, "cache: got 'fp16'"),
         ({"batch": 0}, "batch: got 0"),
@@ -81,17 +82,12 @@ def test_a_context_holds_all_trials_or_as_many_as_it_remembers():
     assert PLAIN.held == 16
     assert replace(PLAIN, remember=4).held == 4
     assert replace(PLAIN, remember=40).held == 16
-    assert replace(PLAIN, context="reset").held == 1
 
 
 def test_how_many_trials_are_cached_at_once():
     assert PLAIN.cached(goals=3) == 3 * 2 * 16
     assert replace(PLAIN, batch=4).cached(goals=3) == 4 * 16
-    assert replace(PLAIN, context="reset", batch=40).cached(goals=3) == 40
-    assert replace(PLAIN, context="reset").cached(goals=1) == 2 * 16
-    # Reset contexts are more, and hold less.
-    assert replace(PLAIN, context="both", remember=1).cached(goals=1) == 2 * 16
-    assert replace(PLAIN, context="both").cached(goals=3) == 3 * 2 * 16
+    assert replace(PLAIN, remember=3).cached(goals=3) == 3 * 2 * 3
 
 
 def test_targets_and_checkpoints_one_or_several():

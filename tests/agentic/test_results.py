@@ -75,6 +75,12 @@ def test_contexts_that_stopped_early():
     json.dumps(entry, allow_nan=False)
 
 
+def test_who_reached_the_target_and_when():
+    entry = make_entry([[1, 10, 12], [2, 3, 9.99], [11, NOT_RUN, NOT_RUN]], [[1, 2, 3]] * 3)
+    assert entry["kept"]["reached"] == {"contexts": 2, "trial": [2, None, 1]}
+    assert entry["reset"]["reached"] == {"contexts": 0, "trial": [None, None, None]}
+
+
 def test_a_gap_between_trials_is_a_bug():
     with pytest.raises(AssertionError, match="left out"):
         make_entry([[1, NOT_RUN, 3]], None)

@@ -36,6 +36,7 @@ def test_every_number_stands_in_its_row():
     assert _row(text, "last trial") == ["400.0 (300 to 500)"]
     assert _row(text, "mean of trials") == ["201.0 (150 to 252)"]
     assert _row(text, "gain per trial") == ["398.0 (299 to 497)"]
+    assert _row(text, "reached the target") == ["2 of 2"]
     assert _row(text, "first trial, reset") == ["1.0 (1.0 to 1.0)"]
     assert _row(text, "last trial, reset") == ["150.0 (100 to 200)"]
     assert _row(text, "kept - reset, last") == ["250.0 (200 to 300)"]

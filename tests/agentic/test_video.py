@@ -71,7 +71,7 @@ def _played(spec, contexts=2, trials=2, steps=6, nan=()):
     seeds = np.arange(contexts * trials).reshape(contexts, trials) + 5
     states = np.zeros((contexts, trials, steps, spec.physics_size))
     returns, failed = np.zeros((contexts, trials)), np.zeros((contexts, trials), bool)
-    pool = EnvPool(spec.name, contexts)
+    pool = EnvPool([spec.name] * contexts)
     for k in range(trials):
         pool.reset(seeds[:, k].tolist())
         for t in range(steps):
