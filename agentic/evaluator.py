@@ -193,10 +193,11 @@ def _rollout(
                 actions_CTA[:, t] = action
                 bar.update()
             assert done, "an episode has exactly the task's number of steps"
-            batch.end(k, returns_C, pool.failed, actions_CTA)
             if progress:
-                mean = f"mean return of {len(contexts)} contexts {returns_C.mean():.1f}"
+                ran = returns_C[batch.running_C]
+                mean = f"mean return of {len(ran)} contexts {ran.mean():.1f}"
                 tqdm.write(f"context {label}, trial {k + 1} of {batch.trials}: {mean}")
+            batch.end(k, returns_C, pool.failed, actions_CTA)
             if part is not None:
                 content = {"returns": returns_C, "failed": pool.failed, "actions": actions_CTA}
                 more = k + 1 < batch.trials and not reset
