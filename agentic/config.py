@@ -9,6 +9,7 @@ import yaml
 from agentic.protocol import RolloutConfig
 from agentic.strict import at_least, between, build, one_of
 from envs import expand
+from parallel import LAYERS
 
 MAX_SEED = 2**63 - 1  # what torch takes
 
@@ -165,6 +166,7 @@ class LayerConfig:
     block_rows: int | None = None  # of the feed-forward
 
     def __post_init__(self) -> None:
+        one_of("layer.kind", self.kind, tuple(LAYERS))
         for name in ("block_query", "block_key", "block_rows"):
             value = getattr(self, name)
             if value is not None:
