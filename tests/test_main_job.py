@@ -19,5 +19,5 @@ def test_the_last_trial_is_near_the_best_of_the_data(tmp_path, seed):
     (entry,) = json.loads((tmp_path / "run" / "results.json").read_text())["results"]
     assert entry["contexts"] >= 8
     assert entry["trials"] == 4
-    assert entry["last"]["mean"] >= 0.8 * entry["dataset"]["max"]
-    assert entry["last"]["mean"] >= 5 * entry["random"]["mean"]
+    assert entry["kept"]["last"]["mean"] >= 0.8 * entry["dataset"]["max"]
+    assert entry["kept"]["last"]["mean"] >= 5 * entry["random"]["mean"]
