@@ -188,7 +188,10 @@ def test_a_layer_gives_the_last_tokens_outputs_alone(mode):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="a cache on a GPU has a layout and kernels of its own, which no CPU can run",
+)
 @pytest.mark.parametrize("R", [1, 4, 80])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_a_cache_on_cuda_equals_the_definition(R, dtype, tolerance):
