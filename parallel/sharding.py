@@ -19,8 +19,8 @@ class Cut:
 
     Attributes:
         y, z, x: the dimension.
-        stack: the rows are so many matrices, one below the other, and each is cut alike; a part then
-            has one dimension more in front, which the others count.
+        stack: the rows are so many matrices, one below the other, and each is cut alike; a part
+            then has one dimension more in front, which the others count.
     """
 
     y: int | None = None
