@@ -53,8 +53,8 @@ class Steps:
 class TokenInputs:
     """What the tokens of a step are made of; every step is on its own.
 
-    The outcome (action, reward, completion) is the step's own in the interleaved layout, and that of
-    the step before in the step layout.
+    The outcome (action, reward, completion) is the step's own in the interleaved layout, and that
+    of the step before in the step layout.
     """
 
     return_to_go: Tensor  # (B, L)

@@ -54,7 +54,7 @@ def all_reduce(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
 
 
 def pass_on(x: Tensor, mesh: CubeMesh, axis: str) -> Callable[[], Tensor]:
-    """Starts to send x to the next peer of the ring; the result waits for what the previous sent."""
+    """Starts to send x to the next peer of a ring; the result waits for what the last one sent."""
     p, here, peers = mesh.sizes[axis], mesh.place[axis], mesh.peers(axis)
     x, group = x.contiguous(), mesh.group(axis)
     received = torch.empty_like(x)

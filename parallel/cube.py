@@ -1,15 +1,16 @@
 """The blockwise transformer layer on a cube of devices.
 
-Every linear map is the product C = A Bᵀ of `parallel.products`; between two of them the directions y
-and z change places: rows are cut along y, columns along z, then the other way round. A process
-computes block by block as `parallel.blockwise` does, keeps the same two tensors (input and attention
-output) of its own rows and columns, and gathers its layer's weights along x once in each pass.
+Every linear map is the product C = A Bᵀ of `parallel.products`; between two of them the directions
+y and z change places: rows are cut along y, columns along z, then the other way round. A process
+computes block by block as `parallel.blockwise` does, keeps the same two tensors (input and
+attention output) of its own rows and columns, and gathers its layer's weights along x once in each
+pass.
 
 Axis letters: R rows of a process (positions), B sequences, C own columns, N rows times sequences, K
 head width, F feed-forward width.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,16 @@ from torch.autograd.function import once_differentiable
 
 from parallel.attention import Scope
 from parallel.blocks import BlockSettings
-from parallel.collectives import all_gather, gather, joined, reduce_scatter, stacked
+from parallel.collectives import all_gather, joined, reduce_scatter, stacked
 from parallel.cube_attention import SpreadAttention
 from parallel.cube_norm import cube_norm
 from parallel.gradients import sum_dtype
 from parallel.kernels import kernel_for
 from parallel.layers import TransformerLayer
-from parallel.mesh import CUBE, CubeMesh
+from parallel.mesh import CubeMesh
 from parallel.products import gathered, product_abt, summed
 from parallel.rows import RowLayout
-from parallel.sharding import SPREAD, Cut
+from parallel.sharding import SPREAD, Cut, gathered_spread
 from parallel.sublayers import Dropout, LayerSize
 
 # Directions of a map's input and output, and the cut of its weight (out, in) that follows.
@@ -237,7 +238,8 @@ def _backward(
                 total += more
         return list(found[: len(inputs)])
 
-    dx, dout = [], []
+    dx: list[Tensor] = []
+    dout: list[Tensor] = []
     for block, x, out, dy in zip(
         job.layout.blocks, *map(job.layout.split, (x_RBC, out_RBHK, dy_RBC)), strict=True
     ):
@@ -263,8 +265,8 @@ def _backward(
         dqkv_RB3HK = job.attention.backward(torch.cat(dout), torch.cat(qkv), out_RBHK, lse_BHR).to(
             job.dtype
         )
-    more = grad(qkv, inputs, list(job.layout.split(dqkv_RB3HK)))
-    return torch.cat(dx) + torch.cat(more), sums
+    dx_by_qkv = grad(qkv, inputs, list(job.layout.split(dqkv_RB3HK)))
+    return torch.cat(dx) + torch.cat(dx_by_qkv), sums
 
 
 def _gathered(job: CubeJob, parts: Any) -> Matrices:
@@ -285,7 +287,7 @@ def _scattered(job: CubeJob, sums: list[Tensor], parts: list[Tensor]) -> list[Te
     """The sums along x of gradients, of which each process keeps its own parts."""
     x = job.mesh.sizes["x"]
     pieces = []
-    for matrix, part, cut in zip(sums, parts, MATRICES.values(), strict=True):
+    for matrix, cut in zip(sums, MATRICES.values(), strict=True):
         if cut.stack > 1:
             matrix = matrix.unflatten(0, (cut.stack, -1))
         pieces.append(stacked(matrix, x, cut.x).flatten(1))  # type: ignore[arg-type]
@@ -330,6 +332,11 @@ class CubeLayer(nn.Module):
                 computed here, but those have its dropout.
         """
         scope = scope or Scope()
+        if not scope.causal and layout.padded > layout.length:
+            raise ValueError(
+                f"layout: got {layout.length} positions padded to {layout.padded}, expected a "
+                f"multiple of what the cube cuts them into where later positions are seen"
+            )
         assert scope.lengths is None, "padding needs no lengths: nothing before it can see it"
         device = x_RBC.device
         autocast = torch.is_autocast_enabled(device.type)
@@ -363,16 +370,11 @@ class CubeLayer(nn.Module):
 
     def _columns(self) -> Columns:
         """The layer's vectors, of the whole cube in one call, then the own columns of each."""
-        parts = [self.get_parameter(name) for name in VECTORS]
-        flat = gather(torch.cat(parts), self.mesh, CUBE, 0).unflatten(
-            0, (self.mesh.sizes[CUBE], -1)
-        )
+        parts = {name: (self.get_parameter(name), SPREAD) for name in VECTORS}
         found = []
-        for whole, (name, axis) in zip(
-            flat.split([len(part) for part in parts], dim=1), VECTORS.items(), strict=True
-        ):
-            stack = 3 if name == "query_key_value.bias" else 1
-            columns = whole.flatten().unflatten(0, (stack, self.mesh.sizes[axis], -1))
+        for name, whole in gathered_spread(parts, self.mesh).items():
+            axis, stack = VECTORS[name], 3 if name == "query_key_value.bias" else 1
+            columns = whole.unflatten(0, (stack, self.mesh.sizes[axis], -1))
             found.append(columns[:, self.mesh.place[axis]].flatten())
         return Columns(*found)
 

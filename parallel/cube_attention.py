@@ -1,10 +1,10 @@
 """Exact attention of rows that are spread over a cube: keys and values come to the queries.
 
 A process has the queries of its own rows, for its own heads (cut along y). The keys of a slab are
-gathered along z. Those of the other slabs are gathered as well, along x, one head at a time; or they
-go round in a ring along x (Liu et al. 2023, arXiv:2310.01889), and what the queries see of them is
-merged by log-sum-exp while the next ones are under way. Axis letters: R own rows, S rows that keys
-and values are there of, B sequences, H heads, K head width.
+gathered along z. Those of the other slabs are gathered as well, along x, one head at a time; or
+they go round in a ring along x (Liu et al. 2023, arXiv:2310.01889), and what the queries see of
+them is merged by log-sum-exp while the next ones are under way. Axis letters: R own rows, S rows
+that keys and values are there of, B sequences, H heads, K head width.
 """
 
 from collections.abc import Iterator

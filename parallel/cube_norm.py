@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel.collectives import all_gather, all_reduce
+from parallel.gradients import sum_dtype
 from parallel.mesh import CubeMesh
 
 EPSILON = 1e-5
@@ -30,7 +31,7 @@ class _CubeNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x_RBC: Tensor, weight_C: Tensor, bias_C: Tensor, mesh: CubeMesh
     ) -> Tensor:
-        C = x_RBC.shape[2]
+        C, x_RBC = x_RBC.shape[2], x_RBC.to(sum_dtype(x_RBC))
         mean_RB = x_RBC.mean(2)
         squares_RB = (x_RBC - mean_RB[..., None]).square().sum(2)
         means_ZRB, squares_ZRB = all_gather(torch.stack([mean_RB, squares_RB]), mesh, "z").unbind(1)

@@ -2,8 +2,8 @@
 
 Rows are first cut along x: whole sequences where x divides their number, else every sequence into
 2·x stripes, of which peer i takes stripe i and the i-th from the end ("zig-zag"), so that causal
-attention is the same work for all. What a peer on x holds is its slab; a slab is cut into blocks, and
-every block along y (or z) into consecutive parts. A gather of a block's parts therefore is the block.
+attention is the same work for all. What a peer on x holds is its slab; a slab is cut into blocks,
+and every block along y (or z) into consecutive parts: gathered, they are the block again.
 
 Tensors of rows have the position as their first and the sequence as their second dimension.
 """
