@@ -16,6 +16,16 @@ CACHE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # numbers of keys
 HEAD_ROWS = 4096  # of a block of the action head, where it is computed in blocks
 
 
+def layer_size(config: ModelConfig) -> LayerSize:
+    """The layers' widths as `parallel` takes them."""
+    return LayerSize(
+        width=config.width,
+        heads=config.heads,
+        feed_forward=config.feed_forward * config.width,
+        dropout=config.dropout,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything that fixes the model's parameters; stands in every checkpoint."""
@@ -36,12 +46,7 @@ class ModelSpec:
 
     def layer_size(self) -> LayerSize:
         """The layers' widths as `parallel` takes them."""
-        return LayerSize(
-            width=self.model.width,
-            heads=self.model.heads,
-            feed_forward=self.model.feed_forward * self.model.width,
-            dropout=self.model.dropout,
-        )
+        return layer_size(self.model)
 
     def cache_bytes(self, trials: int, cache: str) -> int:
         """Of all layers' keys and values of so many trials."""

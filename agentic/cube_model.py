@@ -24,7 +24,7 @@ from parallel.rows import RowLayout
 from parallel.sharding import Cut, gathered_spread
 
 
-class ShardedTransformer(InUnits):
+class CubeTransformer(InUnits):
     """An `AgenticTransformer` of which this process holds its part.
 
     Args:
@@ -40,6 +40,7 @@ class ShardedTransformer(InUnits):
         super().__init__(model.spec)
         self.mesh = mesh
         self.cuts = cuts_of(model)
+        self._count = model.parameter_count()
         for name, module in model.named_children():  # in their order, which optimisers number
             if name == "layers":
                 layers = [CubeLayer(layer, mesh, ring=ring) for layer in model.layers]  # type: ignore[arg-type]
@@ -109,6 +110,10 @@ class ShardedTransformer(InUnits):
         for block_RBC in layout.split(x_RBC):
             actions.append(_recomputed(self._act, block_RBC[read_at::group], spread, bias_A))
         return torch.cat(actions)
+
+    def parameter_count(self) -> int:
+        """Trainable numbers of all processes of the cube together."""
+        return self._count
 
     def _tokens(self, steps: Steps, layout: RowLayout, spread: dict[str, Tensor]) -> Tensor:
         """This process's tokens and columns (R, B, C)."""
