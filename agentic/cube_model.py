@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from agentic.model import AgenticTransformer, InUnits, squared_error
+from agentic.model import AgenticTransformer, InUnits, action_loss
 from agentic.tokens import ACTION_READ_AT, Steps, TokenInputs
 from parallel import Scope
 from parallel.collectives import everywhere, scatter
@@ -81,8 +81,7 @@ class CubeTransformer(InUnits):
         weight_BR = weight_BL[layout.sequences][:, real_R]
         action_BRA = steps.action[layout.sequences][:, real_R]
         predicted_BRA = predicted_RBA.transpose(0, 1)[:, own_R < L]
-        error_BR = squared_error(predicted_BRA, action_BRA)
-        return (error_BR * weight_BR).sum() / weight_BL.sum()
+        return action_loss(predicted_BRA, action_BRA, weight_BR, weight_BL.sum())
 
     def forward(self, steps: Steps, layout: RowLayout, first: int) -> Tensor:
         """Actions (R, B, A) of this process's steps, which are cut along y and z.

@@ -177,9 +177,8 @@ class AgenticTransformer(InUnits):
     def loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
         """Mean squared action error over the weighted steps, of which there is at least one."""
         first = int(weight_BL.any(dim=0).nonzero()[0])  # the loss counts no step before it
-        predicted_BLA, weight_BL = self(steps, first), weight_BL[:, first:]
-        error_BL = squared_error(predicted_BLA, steps.action[:, first:])
-        return (error_BL * weight_BL).sum() / weight_BL.sum()
+        weight_BL = weight_BL[:, first:]
+        return action_loss(self(steps, first), steps.action[:, first:], weight_BL, weight_BL.sum())
 
     @property
     def _lean(self) -> bool:
@@ -196,6 +195,9 @@ class AgenticTransformer(InUnits):
         return torch.tanh(self.head(self.norm(x)))
 
 
-def squared_error(predicted: Tensor, action: Tensor) -> Tensor:
-    """Every step's error, the mean over the entries of its action."""
-    return (predicted.to(action.dtype) - action).square().mean(dim=2)
+def action_loss(
+    predicted_BLA: Tensor, action_BLA: Tensor, weight_BL: Tensor, total: Tensor
+) -> Tensor:
+    """Mean squared action error of weighted steps, which are some of those that weigh `total`."""
+    error_BL = (predicted_BLA.to(action_BLA.dtype) - action_BLA).square().mean(dim=2)
+    return (error_BL * weight_BL).sum() / total

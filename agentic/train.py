@@ -57,8 +57,8 @@ def command(values: dict[str, Any]) -> None:
     world = World.start(device.type, timeout=config.parallel.timeout)
     console = Console(markup=False, quiet=not world.main)
     print_plan(sides, console)
-    run_dir, resumed = world.on_main(lambda: open_run(config))
-    run_dir = Path(run_dir)
+    folder, resumed = world.on_main(lambda: open_run(config))
+    run_dir = Path(folder)
     stores: list[EpisodeStore] = []
     world.on_main(lambda: stores.append(prepare_data(config, console)))
     store = stores[0] if world.main else prepare_data(config, console)

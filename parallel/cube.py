@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from parallel.attention import Scope
 from parallel.blocks import BlockSettings
 from parallel.collectives import all_gather, joined, reduce_scatter, stacked
+from parallel.cost import Shape, misfits
 from parallel.cube_attention import SpreadAttention
 from parallel.cube_norm import cube_norm
 from parallel.gradients import sum_dtype
@@ -51,22 +52,6 @@ VECTORS = {
     "up.bias": "y",
     "down.bias": "z",
 }
-
-
-def check_sizes(size: LayerSize, *, x: int, y: int, z: int) -> None:
-    """Raises ValueError where a layer cannot be cut into x · y · z equal parts."""
-    needs = (
-        ("heads", size.heads, {"y": y}),
-        ("width", size.width, {"x * y * z": x * y * z}),
-        ("feed_forward", size.feed_forward, {"x * y * z": x * y * z}),
-    )
-    for name, value, divisors in needs:
-        for told, divisor in divisors.items():
-            if value % divisor:
-                raise ValueError(
-                    f"{name}: got {value} on a cube of x={x}, y={y}, z={z}, expected a multiple "
-                    f"of {told} = {divisor}"
-                )
 
 
 class Columns(NamedTuple):
@@ -310,7 +295,9 @@ class CubeLayer(nn.Module):
 
     def __init__(self, layer: TransformerLayer, mesh: CubeMesh, *, ring: bool = False) -> None:
         super().__init__()
-        check_sizes(layer.size, **{axis: mesh.sizes[axis] for axis in "xyz"})
+        wrong = misfits(Shape(*(mesh.sizes[axis] for axis in "xyz")), layer.size)
+        if wrong:
+            raise ValueError(wrong[0])
         self.size = layer.size
         self.blocks: BlockSettings = layer.blocks
         self.mesh = mesh
