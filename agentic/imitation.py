@@ -56,6 +56,6 @@ def clip_gradients(
         if parameter.grad is not None:
             holders = mesh.sizes[CUBE] if model.cuts[name].x is None else 1
             squares += parameter.grad.double().square().sum() / holders
-    norm = all_reduce(squares, mesh, CUBE).sqrt().float()
+    norm = all_reduce(squares, mesh, CUBE).sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
     return float(norm)

@@ -1,0 +1,108 @@
+"""The model on a cube against the whole model in one process: loss and every gradient."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import make_model
+from ranks import run_ranks
+
+from agentic.cube_model import CubeTransformer
+from agentic.tokens import Steps
+from parallel.collectives import all_reduce
+from parallel.mesh import CUBE, CubeMesh
+
+SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)]
+MORE = [(3, 2, 1), (4, 2, 1), (1, 4, 2)]
+T = 5
+
+
+def _steps(B, N, ragged):
+    g = torch.Generator().manual_seed(1)
+    L = N * T
+    valid = torch.ones(B, L, dtype=torch.bool)
+    valid[0, L - 3 * ragged :] = False
+    wide = {"generator": g, "dtype": torch.float64}
+    return Steps(
+        return_to_go=torch.rand(B, L, **wide),
+        observation=torch.randn(B, L, 3, **wide),
+        action=torch.rand(B, L, 2, **wide) * 2 - 1,
+        reward=torch.rand(B, L, **wide),
+        completion=(torch.arange(L) % T == T - 1).double().expand(B, L),
+        timestep=torch.arange(T).repeat(N).expand(B, L),
+        trajectory=torch.arange(N).repeat_interleave(T).expand(B, L),
+        task=torch.arange(B) % 2,
+        valid=valid,
+    )
+
+
+def _check(rank, shape):
+    """The largest difference of each case, relative to a tensor's largest number, and where."""
+    mesh, found = CubeMesh(*shape), {}
+    cases = itertools.product(["step", "interleaved"], [1, 2, 3], [False, True], ["last", "all"])
+    for layout, B, ring, loss_on in cases:
+        model = make_model(
+            layout=layout, width=48, heads=4, feed_forward=2, dropout=0.3, kind="blockwise",
+            recompute=ring, block_query=16, past_action="dropout", past_reward="dropout",
+            trajectory_embedding=True, tasks=("walker_walk", "walker_run"),
+        ).double().train()  # fmt: skip
+        steps = _steps(B, 3, ragged=loss_on == "all")
+        weight_BL = torch.rand(B, 3 * T, generator=torch.Generator().manual_seed(3)).double()
+        weight_BL *= steps.valid
+        if loss_on == "last":
+            weight_BL[:, : 2 * T] = 0
+        cube = CubeTransformer(model, mesh, ring=ring).train()
+        assert [n for n, _ in cube.named_parameters()] == [n for n, _ in model.named_parameters()]
+        assert list(cube.state_dict()) == list(model.state_dict())
+        torch.manual_seed(9)
+        whole = model.loss(steps, weight_BL)
+        torch.manual_seed(9)
+        own = cube.loss(steps, weight_BL)
+        whole.backward()
+        own.backward()
+        total = all_reduce(own.detach(), mesh, CUBE)
+        errors = {"loss": (abs(total - whole) / whole).item()}
+        for name, parameter in cube.named_parameters():
+            theirs = cube.cuts[name].part(model.get_parameter(name).grad, mesh)
+            scale = model.get_parameter(name).grad.abs().max().clamp(min=1e-6)
+            errors[name] = ((parameter.grad - theirs).abs().max() / scale).item()
+        found[layout, B, ring, loss_on] = max((e, name) for name, e in errors.items())
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.slow) for shape in MORE)]
+)
+def test_loss_and_gradients_are_the_whole_models_dropout_included(shape):
+    for found in run_ranks(shape[0] * shape[1] * shape[2], _check, shape):
+        for case, (error, name) in found.items():
+            assert error < 1e-10, (case, name, error)
+
+
+def _shares(rank, shape):
+    mesh = CubeMesh(*shape)
+    model = make_model(width=48, heads=4, kind="blockwise")
+    cube = CubeTransformer(model, mesh)
+    assert cube.parameter_count() == model.parameter_count()
+    kept = [p for name, p in cube.named_parameters() if name != "head.bias"]
+    optimizer = torch.optim.AdamW(cube.parameters())
+    cube.loss(_float(_steps(1, 3, False)), torch.ones(1, 3 * T)).backward()
+    optimizer.step()
+    moments = [optimizer.state[p][k].numel() for p in kept for k in ("exp_avg", "exp_avg_sq")]
+    gradients = sum(p.grad.numel() for p in kept)
+    return sum(p.numel() for p in kept), gradients, sum(moments), model.parameter_count()
+
+
+def _float(steps):
+    wide = {f: getattr(steps, f).float() for f in ("return_to_go", "observation", "action")}
+    wide |= {f: getattr(steps, f).float() for f in ("reward", "completion")}
+    return Steps(**{**{f: getattr(steps, f) for f in Steps.__dataclass_fields__}, **wide})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_process_holds_its_share_of_parameters_gradients_and_moments(shape):
+    P = shape[0] * shape[1] * shape[2]
+    for parameters, gradients, moments, whole in run_ranks(P, _shares, shape):
+        share, rest = divmod(whole - 2, P)  # all have the two biases of the head
+        assert rest == 0
+        assert (parameters, gradients, moments) == (share, share, 2 * share)

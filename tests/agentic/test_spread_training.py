@@ -1,0 +1,185 @@
+"""Training over processes is the training of one process, whatever they share."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_model, make_store
+from ranks import run_ranks
+from training import make_config
+
+from agentic import checkpoint
+from agentic.metrics import MetricLog
+from agentic.scale import ParallelConfig
+from agentic.tokens import Steps
+from agentic.trainer import Trainer
+from parallel.mesh import CubeMesh
+from parallel.world import World
+
+CASES = {  # copies, (x, y, z), keys
+    "serial": (1, (1, 1, 1), "gather"),
+    "data": (2, (1, 1, 1), "gather"),
+    "x": (1, (2, 1, 1), "gather"),
+    "y": (1, (1, 2, 1), "gather"),
+    "z": (1, (1, 1, 2), "gather"),
+    "ring": (1, (2, 1, 1), "ring"),
+    "cube": (1, (2, 2, 2), "gather"),
+    "data x ring": (2, (2, 1, 1), "ring"),
+    "data x cube": (2, (1, 2, 1), "gather"),
+    "wide": (1, (4, 1, 1), "ring"),
+}
+
+
+def _size(case):
+    copies, (x, y, z), _ = CASES[case]
+    return copies * x * y * z
+
+
+class Wide:
+    """A stream in double precision, that tells which micro-batches it has made."""
+
+    def __init__(self, stream):
+        self._stream, self.taken = stream, []
+        self.load_state_dict, self.state_dict = stream.load_state_dict, stream.state_dict
+        self.close, self.sampler = stream.close, stream.sampler
+
+    @property
+    def position(self):
+        return self._stream.position
+
+    def __next__(self):
+        self.taken.append(self._stream.position + self._stream._rank)
+        return _widened(*next(self._stream))
+
+
+def _widened(steps, weight_BL):
+    fields = {name: getattr(steps, name) for name in Steps.__dataclass_fields__}
+    wide = {n: v.double() if v.is_floating_point() else v for n, v in fields.items()}
+    return Steps(**wide), weight_BL.double()
+
+
+def _trainer(case, run_dir, steps, dtype=torch.float64, **changes):
+    (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    copies, (x, y, z), keys = CASES[case]
+    model = make_model(
+        kind="blockwise", past_action="dropout", trajectories=2, dropout=0.2, width=16
+    ).to(dtype)
+    config = make_config(model, steps=steps, **changes)
+    config = dataclasses.replace(config, parallel=ParallelConfig(kind="cube", keys=keys))
+    size = _size(case)
+    rank = torch.distributed.get_rank() if size > 1 else 0
+    store = torch.distributed.FileStore(str(run_dir / "meeting"), size) if size > 1 else None
+    world = World(store, rank, size)
+    mesh = CubeMesh(x, y, z, dp=copies, world=world)
+    data = make_store([float(r) for r in range(10)], steps=5)
+    trainer = Trainer(
+        config, model, data, np.arange(8), np.arange(8, 10), run_dir, world=world, mesh=mesh
+    )
+    if dtype == torch.float64:
+        trainer.stream = Wide(trainer.stream)
+        batch = trainer.validation.batch
+        trainer.validation.batch = lambda index: _widened(*batch(index))
+    return trainer
+
+
+def _train(rank, case, run_dir, steps, resume=None, dtype=torch.float64):
+    """Whole parameters after training, and what was logged and taken on the way."""
+    trainer = _trainer(case, run_dir, steps, dtype)
+    if resume is not None:
+        trainer.load_state(checkpoint.load(resume, trainer.layout))
+    if trainer.world.main:
+        with MetricLog(run_dir, trainer.step) as log:
+            trainer.train(log, progress=False)
+    else:
+        trainer.train(None)
+    whole = {
+        f"{key} {name}": value.numpy()
+        for key, model in (("model", trainer.model), ("averaged", trainer.averaged.module))
+        for name, value in trainer._whole(key, model).items()
+    }
+    taken = trainer.stream.taken if dtype == torch.float64 else None
+    return whole, taken
+
+
+def _logged(run_dir):
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    names = ("train/loss", "train/gradient_norm", "validation/loss")
+    return [[line["step"], *(line[n] for n in names if n in line)] for line in lines]
+
+
+def _run(case, run_dir, steps=10, **given):
+    run_dir.mkdir(exist_ok=True)
+    if _size(case) == 1:
+        return [_train(0, case, run_dir, steps, **given)]
+    return run_ranks(_size(case), _train, case, run_dir, steps, *given.values())
+
+
+def _apart(ours, theirs):
+    return max(np.abs(ours[name] - theirs[name]).max() for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("serial")
+    ((whole, taken),) = _run("serial", run_dir)
+    return whole, taken, _logged(run_dir)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["data", "x", "y", "z", "ring", "cube", "data x ring"]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in ("data x cube", "wide")],
+)
+def test_ten_steps_are_those_of_one_process(case, serial, tmp_path):
+    answers = _run(case, tmp_path)
+    whole, taken, logged = serial
+    for own, _ in answers:
+        assert own.keys() == whole.keys()
+        assert _apart(own, whole) < 1e-9
+    assert np.allclose(np.hstack(_logged(tmp_path)), np.hstack(logged), rtol=1e-9)
+    # Every micro-batch is taken by one copy, by all of its processes.
+    copies = CASES[case][0]
+    by_copy = {tuple(own) for _, own in answers}
+    assert len(by_copy) == copies
+    assert sorted(index for own in by_copy for index in own) == taken
+    # One writes.
+    assert len(list(tmp_path.glob("events.out.*"))) == 1
+    assert (tmp_path / "checkpoints" / "step_000000010").exists() == (case != "data")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("cube", "serial"), ("serial", "z"), ("z", "x"), ("data x ring", "y"), ("x", "data")]
+    + [
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in [("cube", "wide"), ("wide", "cube"), ("serial", "cube"), ("cube", "data")]
+    ],
+)
+def test_a_run_goes_on_with_other_processes(first, then, serial, tmp_path):
+    _run(first, tmp_path, steps=10)
+    newest = checkpoint.newest(tmp_path)
+    half = checkpoint.step_files(tmp_path)[0]
+    assert checkpoint.load(half)["step"] == 5
+    # In one process, the state that all of them had together.
+    assert (
+        _apart(
+            {
+                f"model {name}": value.numpy()
+                for name, value in checkpoint.load(newest)["model"].items()
+            },
+            {name: value for name, value in serial[0].items() if name.startswith("model")},
+        )
+        < 1e-9
+    )
+    for own, _ in _run(then, tmp_path / "on", resume=half):
+        assert _apart(own, serial[0]) < 1e-9
+
+
+def test_resumed_equals_straight_to_the_last_bit_in_a_cube(tmp_path):
+    straight = _run("x", tmp_path / "straight", steps=10)
+    half = checkpoint.step_files(tmp_path / "straight")[0]
+    resumed = _run("x", tmp_path / "resumed", steps=10, resume=half)
+    for (ours, _), (theirs, _) in zip(resumed, straight, strict=True):
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
