@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from benchmarks.pretended import pretended
+from benchmarks.processes import pretended
 from parallel import LayerSize, TransformerLayer
 from parallel.collectives import gather, scatter
 from parallel.cost import Shape, layer_terms, misfits, padded, plan_shape, shapes
