@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import measure, tensor_parallel
 from benchmarks.processes import loopback_bytes, pretended, run
 from benchmarks.report import Report, mb, number
 from parallel import LayerSize
 from parallel.cost import FULL, Shape, layer_terms, misfits, plan_shape
+from parallel.mesh import CubeMesh
+from parallel.rows import RowLayout
 from parallel.traffic import Traffic
 
 TOKENS = 512  # of a sequence, in the paper
@@ -107,6 +110,23 @@ def counted(ways: int, processes: int, batch: int, width: int) -> float | None:
             step = tensor_parallel.cube(size, rows, Shape(side, side, side), device="meta")
         with Traffic() as traffic:
             step()
+    return traffic.bytes()
+
+
+def layer_sum(shape: Shape, size: LayerSize, batch: int, tokens: int) -> float:
+    """Bytes of our layer by the formula."""
+    return sum(term.bytes(FULL) for term in layer_terms(shape, size, batch=batch, tokens=tokens))
+
+
+def layer_counted(shape: Shape, size: LayerSize, batch: int, tokens: int) -> float:
+    """The same, counted in one process; it has to be equal."""
+    with pretended(shape.processes):
+        mesh = CubeMesh(*shape, timeout=None)
+        layout = RowLayout.of(mesh, batch=batch, length=tokens)
+        with FakeTensorMode(), Traffic(mesh) as traffic:
+            tensor_parallel.layer(size, layout)()
+    formula = layer_sum(shape, size, batch, tokens)
+    assert _equal(traffic.bytes(), formula), (shape, traffic.bytes(), formula)
     return traffic.bytes()
 
 
@@ -200,32 +220,44 @@ def ways_table(report: Report) -> None:
         one, three = (counted(ways, processes, batch, width) for ways in (1, 3))
         square = round(processes**0.5) ** 2 == processes
         two = counted(2, processes, batch, width) if square else None
-        with pretended(processes):
-            step = tensor_parallel.cube(size, batch * TOKENS, best, device="meta")
-            with Traffic() as traffic:
-                step()
-        formula = FULL * tensor_parallel.cube_sum(best, size, batch * TOKENS)
-        assert _equal(traffic.bytes(), formula), (best, traffic.bytes(), formula)
-        terms = layer_terms(best, size, batch=batch, tokens=TOKENS)
-        keys = sum(2 * FULL * t.forward for t in terms if t.what.startswith("keys, values"))
-        case = {"one": one, "two": two, "three": three, "best": list(best), "maps": formula}
-        cases.append({**case, "keys_values": keys, "recomputed": plan[0].total})
+        side = round(processes ** (1 / 3))
+        equal, ours = (
+            layer_counted(shape, size, batch, TOKENS) for shape in (Shape(side, side, side), best)
+        )
+        cases.append(
+            {
+                "processes": processes,
+                "batch": batch,
+                "width": width,
+                **{"1-D": one, "2-D": two, "3-D": three},
+                "equal_sides": equal,
+                "planned": list(best),
+                "planned_bytes": ours,
+            }
+        )
+        again = 1.5 * (one or 0)  # one pass of three is computed again
         rows.append(
             {
                 "processes": str(processes),
                 "batch": str(batch),
                 "width": str(width),
-                "1-D MB": mb(one),
-                "2-D MB": mb(two) or "no square",
-                "3-D MB": mb(three),
-                "planned x y z": str(best),
-                "its MB": mb(formula),
-                "keys, values MB": mb(keys),
-                "3-D / its": number((three or 0) / (formula + keys)),
-                "whole layer, recomputed, MB": mb(plan[0].total),
+                "1-D": mb(one),
+                "2-D": mb(two) or "no square",
+                "3-D": mb(three),
+                "1-D, recomputed": mb(again),
+                "ours, equal sides": mb(equal),
+                "ours, planned": mb(ours),
+                "x y z": str(best),
+                "equal / planned": number(equal / ours),
+                "1-D / planned": number(again / ours),
             }
         )
-    report.case("The same work, by all ways", rows, {"rows": cases})
+    report.case("MB of the same work, by all ways", rows, {"rows": cases})
+    report.note(
+        "1-D, 2-D and 3-D keep what they gathered; ours computes the layer again, attention's keys "
+        "and norms included. x alone is fully sharded data parallelism, x and y are that with "
+        "tensor parallelism: PyTorch has both."
+    )
 
 
 def long_table(report: Report, processes: int, width: int, tokens: int) -> None:
@@ -234,6 +266,7 @@ def long_table(report: Report, processes: int, width: int, tokens: int) -> None:
     plan = plan_shape(processes, size, layers=LAYERS, batch=1, tokens=tokens)
     side = round(processes ** (1 / 3))
     wanted = {Shape(side, side, side), Shape(processes, 1, 1), Shape(1, processes, 1)}
+    found = layer_counted(plan[0].shape, size, 1, tokens)
     shown = [c for i, c in enumerate(plan) if i < 4 or c.shape in wanted]
     none = [str(shape) for shape in sorted(wanted) if misfits(shape, size)]
     title = (
@@ -242,8 +275,9 @@ def long_table(report: Report, processes: int, width: int, tokens: int) -> None:
     report.case(
         title + (f" ({', '.join(none)}: heads do not fit)" if none else ""),
         [candidate.row() for candidate in shown],
-        {"plan": [{"shape": list(c.shape), "bytes": c.received} for c in plan]},
+        {"plan": [{"shape": list(c.shape), "bytes": c.received} for c in plan], "counted": found},
     )
+    report.note(f"Counted in {plan[0].shape}: {mb(found)} MB.")
 
 
 def _step(way: str, width: int, batch: int, tokens: int) -> tensor_parallel.Step:
@@ -256,7 +290,10 @@ def _step(way: str, width: int, batch: int, tokens: int) -> tensor_parallel.Step
     if way == "2-D":
         side = round(processes**0.5)
         return tensor_parallel.summa(size, batch * tokens, side, device="cpu")
-    shape = Shape(*map(int, way.split("x")))
+    shape = Shape(*map(int, way.split()[-1].split("x")))
+    if way.startswith("ours"):
+        layout = RowLayout.of(CubeMesh(*shape), batch=batch, length=tokens)
+        return tensor_parallel.layer(size, layout)
     return tensor_parallel.cube(size, batch * tokens, shape, device="cpu")
 
 
@@ -277,18 +314,23 @@ def _sent(way: str, width: int, batch: int, tokens: int) -> tuple[float, int]:
 
 def real_table(report: Report, width: int, batch: int, tokens: int) -> None:
     """All ways in real processes, at a size that this machine can compute."""
-    size, rows_total = size_of(width, 8), batch * tokens
+    size = size_of(width, 8)
     best = str(plan_shape(8, size, layers=1, batch=batch, tokens=tokens)[0].shape)
     rows, cases = [], []
-    for way, processes in (("1-D", 8), ("1-D, rows cut", 8), ("2-D", 4), ("2x2x2", 8), (best, 8)):
+    for way, processes in (
+        ("1-D", 8),
+        ("1-D, rows cut", 8),
+        ("2-D", 4),
+        ("3-D 2x2x2", 8),
+        ("ours 2x2x2", 8),
+        (f"ours {best}", 8),
+    ):
         measure.log(f"{way} in {processes} processes")
         answers = run(processes, _sent, way, width, batch, tokens)
         mean = sum(count for count, _ in answers) / processes
         wire = answers[0][1]
-        if "x" in way:
-            formula = FULL * tensor_parallel.cube_sum(
-                Shape(*map(int, way.split("x"))), size, rows_total
-            )
+        if way.startswith("ours"):
+            formula = layer_sum(Shape(*map(int, way.split()[1].split("x"))), size, batch, tokens)
         else:
             formula = summed(int(way[0]), processes, batch, width, tokens)
         assert _equal(mean, formula), (way, mean, formula)
