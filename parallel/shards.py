@@ -60,11 +60,10 @@ def write(
                 process_group=mesh.group(CUBE),
             )
     except dcp.CheckpointException as error:
-        rank, (cause, _) = next(iter(error.failures.items()))
-        if isinstance(cause, OSError):
-            name = str(cause.filename or folder)
-            raise OSError(cause.errno, cause.strerror or str(cause), name) from error
-        raise RuntimeError(f"rank {rank} failed to write {folder}: {cause!r}") from error
+        cause = next(iter(error.failures.values()))[0]
+        if isinstance(cause, OSError) and cause.filename is None:  # as of a full disk
+            raise OSError(cause.errno, cause.strerror or str(cause), str(folder)) from error
+        raise cause from error
 
 
 def contents(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
