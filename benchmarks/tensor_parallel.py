@@ -2,10 +2,11 @@
 
 1-D is Megatron's (arXiv:1909.08053), by PyTorch's own `parallelize_module`, plain and with the rows
 cut between the maps (arXiv:2205.05198); 2-D is SUMMA's (arXiv:2104.05343); 3-D is the paper's
-(arXiv:2105.14450) of our products. Every builder returns a step, which is called under
-`parallel.traffic.Traffic`, and every sum says what a process receives in it: numbers, not bytes. In
-2-D and 3-D the linear maps alone are there: no norms, biases or attention, which the papers do not
-count. T rows of all sequences, D width, P processes; the feed-forward is four widths.
+(arXiv:2105.14450) of our products; then there is our own layer. Every builder returns a step, which
+is called under `parallel.traffic.Traffic`, and every sum says what a process receives in it:
+numbers, not bytes. In 2-D and 3-D the linear maps alone are there: no norms, biases or attention,
+which the papers do not count. T rows of all sequences, D width, P processes; the feed-forward is
+four widths.
 """
 
 from collections.abc import Callable
@@ -25,10 +26,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from parallel import LayerSize
+from parallel import BlockSettings, LayerSize, TransformerLayer
 from parallel.cost import Shape
+from parallel.cube import CubeLayer
 from parallel.mesh import CubeMesh
 from parallel.products import product_abt
+from parallel.rows import RowLayout
 
 Step = Callable[[], None]
 
@@ -177,5 +180,20 @@ def cube(size: LayerSize, rows: int, shape: Shape, *, device: str) -> Step:
         out = product_abt(qkv.unflatten(1, (3, -1)).sum(1), maps[1], mesh, back, keep=True)
         hidden = product_abt(out, maps[2], mesh, there, keep=True).relu()
         product_abt(hidden, maps[3], mesh, back, keep=True).sum().backward()
+
+    return step
+
+
+def layer(size: LayerSize, layout: RowLayout) -> Step:
+    """Ours, all of it: norms, attention, everything computed again in the backward pass."""
+    blocks = BlockSettings(key=layout.padded)  # the fewest calls; nothing is sent by blocks of keys
+    whole = TransformerLayer(size, kind="blockwise", recompute=False, blocks=blocks)
+    own, mesh = layout.sequences, layout.mesh
+    part = CubeLayer(whole, mesh)
+    rows = sum(len(layout.part(block, "y")) for block in layout.blocks)
+
+    def step() -> None:
+        sides = rows, own.stop - own.start, size.width // mesh.sizes["z"]
+        part(torch.ones(*sides, requires_grad=True), layout).sum().backward()
 
     return step

@@ -1,8 +1,9 @@
 """What a layer on a cube receives from other processes, and which shape of the cube receives least.
 
 Counted are numbers that a process receives in the best ring (see `parallel.traffic`), per layer and
-step. The layer gathers what it needs, and keeps no gathered rows or weights for the backward pass,
-which therefore receives twice what the forward pass does: everything once more, and the gradients.
+step of `parallel.cube.CubeLayer`. It gathers what it needs, and keeps no gathered rows or weights
+for the backward pass, which therefore receives twice what the forward pass does: everything once
+more, and the gradients. Sums of gradients, vectors and moments are in fp32 whatever the rest is.
 P processes make up a cube.
 """
 
@@ -52,11 +53,12 @@ class Term:
 
     def bytes(self, element_bytes: int) -> float:
         """Both passes."""
-        return (self.forward + self.backward) * (FULL if self.full else element_bytes)
+        element_bytes = max(element_bytes, FULL) if self.full else element_bytes
+        return (self.forward + self.backward) * element_bytes
 
 
 def layer_terms(
-    shape: Shape, size: LayerSize, *, batch: int, tokens: int, unit: int = 1
+    shape: Shape, size: LayerSize, *, batch: int, tokens: int, unit: int = 1, ring: bool = False
 ) -> list[Term]:
     """All that one layer receives in a step; where nothing is sent, zeros.
 
@@ -66,6 +68,7 @@ def layer_terms(
         batch: sequences of all processes of the cube.
         tokens: of each sequence.
         unit: tokens that stay together.
+        ring: whether keys and values go round a ring along x, where x cuts sequences.
     """
     (x, y, z), P = shape, shape.processes
     rows = padded(shape, batch, tokens, unit) * batch
@@ -74,34 +77,44 @@ def layer_terms(
     moments = 2 * rows / (x * y)  # of one norm: two numbers for every row of the slab
     whole = next((axis for axis in "yzx" if getattr(shape, axis) == P), CUBE)
 
-    def thrice(what: str, axis: str, forward: float) -> Term:
-        return Term(what=what, axis=axis, forward=forward, backward=2 * forward)
+    def term(what: str, axis: str, forward: float, backward: float, full: bool = False) -> Term:
+        return Term(what=what, axis=axis, forward=forward, backward=backward, full=full)
 
+    def rows_of(what: str, axis: str, forward: float) -> Term:
+        return term(what, axis, forward, 2 * forward)
+
+    slab, others = 2 * (z - 1) * narrow, 2 * cuts_sequences * (x - 1) * z * narrow
+    matrices, vectors = (x - 1) * size.matrices / P, (P - 1) * size.vectors / P
     return [
-        thrice("rows to queries, keys, values", "y", (y - 1) * narrow),
-        thrice("queries, keys, values", "z", 3 * (z - 1) * narrow),
-        thrice("keys, values of the slab", "z", 2 * (z - 1) * narrow),
-        thrice("keys, values of other slabs", "x", 2 * cuts_sequences * (x - 1) * z * narrow),
-        thrice("rows to attention's output map", "z", (z - 1) * narrow),
-        thrice("attention's output map", "y", (y - 1) * narrow),
-        thrice("rows to feed-forward", "y", (y - 1) * narrow),
-        thrice("feed-forward's hidden rows", "z", (z - 1) * wide),
-        thrice("hidden rows to the second map", "z", (z - 1) * wide),
-        thrice("feed-forward's output", "y", (y - 1) * narrow),
-        thrice("weights", "x", (x - 1) * size.matrices / P),
-        # Few enough to stay gathered.
-        Term(
-            what="vectors",
-            axis=whole,
-            forward=(P - 1) * size.vectors / P,
-            backward=(P - 1) * size.vectors / P,
+        rows_of("rows to queries, keys, values", "y", (y - 1) * narrow),
+        rows_of("queries, keys, values", "z", 3 * (z - 1) * narrow),
+        term("keys, values of the slab", "z", slab, slab),
+        term("gradients of keys, values of the slab", "z", 0, slab, full=True),
+        term("keys, values of other slabs", "x", others, others),
+        # In a ring they have one way more, home.
+        term(
+            "gradients of keys, values of other slabs",
+            "x",
+            0,
+            others * x / (x - 1) if ring and x > 1 else others,
+            full=True,
         ),
+        rows_of("rows to attention's output map", "z", (z - 1) * narrow),
+        rows_of("attention's output map", "y", (y - 1) * narrow),
+        rows_of("rows to feed-forward", "y", (y - 1) * narrow),
+        rows_of("feed-forward's hidden rows", "z", (z - 1) * wide),
+        rows_of("hidden rows to the second map", "z", (z - 1) * wide),
+        rows_of("feed-forward's output", "y", (y - 1) * narrow),
+        term("matrices", "x", matrices, matrices),
+        term("gradients of matrices", "x", 0, matrices, full=True),
+        # Few enough to stay gathered.
+        term("vectors", whole, vectors, vectors, full=True),
         # Two norms; their gradients need two sums over all columns, which are summed for all.
-        Term(
-            what="moments of norms",
-            axis="z",
-            forward=2 * (z - 1) * moments,
-            backward=2 * (z - 1) * moments + 2 * 2 * (z - 1) / z * moments,
+        term(
+            "moments of norms",
+            "z",
+            2 * (z - 1) * moments,
+            2 * (z - 1) * moments + 2 * 2 * (z - 1) / z * moments,
             full=True,
         ),
     ]
@@ -155,6 +168,7 @@ def plan_shape(
     batch: int,
     tokens: int,
     unit: int = 1,
+    ring: bool = False,
     element_bytes: int = FULL,
 ) -> list[Candidate]:
     """All shapes of `world` processes that fit, those that receive least first.
@@ -166,6 +180,7 @@ def plan_shape(
         batch: sequences of a step, over the whole cube.
         tokens: of each sequence.
         unit: tokens that stay together.
+        ring: whether keys and values go round a ring.
         element_bytes: of a number that is sent.
 
     Raises:
@@ -176,7 +191,7 @@ def plan_shape(
         if misfits(shape, size):
             continue
         received = dict.fromkeys(("x", "y", "z", CUBE), 0.0)
-        for term in layer_terms(shape, size, batch=batch, tokens=tokens, unit=unit):
+        for term in layer_terms(shape, size, batch=batch, tokens=tokens, unit=unit, ring=ring):
             received[term.axis] += term.bytes(element_bytes)
         parameters = layers * (size.matrices + size.vectors) // world
         candidates.append(Candidate(shape=shape, received=received, parameters=parameters))

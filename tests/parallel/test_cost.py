@@ -1,12 +1,12 @@
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from benchmarks.pretended import pretended
+from benchmarks.processes import pretended
 from parallel import LayerSize, TransformerLayer
-from parallel.collectives import gather, scatter
 from parallel.cost import Shape, layer_terms, misfits, padded, plan_shape, shapes
+from parallel.cube import CubeLayer
 from parallel.mesh import CUBE, CubeMesh
+from parallel.rows import RowLayout
 from parallel.traffic import Traffic
 
 TOKENS = 131072
@@ -17,8 +17,8 @@ def _wide(width):
     return LayerSize(width=width, heads=64, feed_forward=4 * width)
 
 
-# Processes, width: the best shape, and 10^6 bytes of a layer and step in bf16 for that shape, for
-# three equal sides, all on x, all on y; one sequence, matrices and rows alone.
+# Processes, width: the best shape; 10^6 bytes of a layer and step for that shape, for three equal
+# sides, all on x, all on y; one sequence, matrices and rows alone, two bytes a number.
 KNOWN = [
     (8, 128, (4, 2, 1), (126, 277, 177, 352)),
     (8, 1024, (4, 2, 1), (1035, 2224, 1475, 2819)),
@@ -37,9 +37,9 @@ def test_known_sums(world, width, best, known):
     columns = best, (side, side, side), (world, 1, 1), (1, world, 1)
     for shape, megabytes in zip(columns, known, strict=True):
         terms = layer_terms(Shape(*shape), _wide(width), batch=1, tokens=TOKENS)
-        found = sum(term.bytes(2) for term in terms if term.what not in SMALL) / 1e6
-        assert abs(found - megabytes) <= 0.51
-    plan = plan_shape(world, _wide(width), layers=1, batch=1, tokens=TOKENS, element_bytes=2)
+        numbers = sum(term.forward + term.backward for term in terms if term.what not in SMALL)
+        assert abs(2 * numbers / 1e6 - megabytes) <= 0.51
+    plan = plan_shape(world, _wide(width), layers=1, batch=1, tokens=TOKENS)
     assert plan[0].shape == best
 
 
@@ -52,12 +52,16 @@ def test_sums_written_out():
     along = dict.fromkeys("xyz", 0.0) | {CUBE: 0.0}
     for term in terms:
         if term.what != "moments of norms":
-            along[term.axis] += term.forward
-            assert term.backward == (1 if term.what == "vectors" else 2) * term.forward
-    assert along["y"] == 4 * (y - 1) * T * D / P
-    assert along["z"] == (z - 1) * (4 * T * D + 2 * T * F + 2 * T * D) / P
-    assert along["x"] == (x - 1) * (4 * D * D + 2 * D * F) / P + 2 * (x - 1) * z * T * D / P
-    assert along[CUBE] == (P - 1) * (9 * D + F) / P
+            along[term.axis] += (term.forward + term.backward) / (2 + (term.what != "vectors"))
+    assert along == pytest.approx(
+        {
+            "y": 4 * (y - 1) * T * D / P,
+            "z": (z - 1) * (4 * T * D + 2 * T * F + 2 * T * D) / P,
+            "x": (x - 1) * (4 * D * D + 2 * D * F) / P + 2 * (x - 1) * z * T * D / P,
+            CUBE: (P - 1) * (9 * D + F) / P,
+        },
+        rel=1e-12,
+    )
     moments = terms[-1]
     rows = T / (x * y)
     assert (moments.axis, moments.forward) == ("z", 2 * 2 * (z - 1) * rows)
@@ -129,56 +133,37 @@ def test_what_does_not_fit_is_named_with_sizes_that_do():
         plan_shape(8, LayerSize(width=16, heads=1, feed_forward=9), layers=1, batch=1, tokens=8)
 
 
-def _linear(rows, weights, mesh, taken, given):
-    """Rows cut along x > `taken` to rows cut along x > `given`, mapped by each of the weights."""
-    rows = gather(rows, mesh, taken, 0)
-    return [scatter(rows @ gather(w, mesh, "x", 0).T, mesh, given, 0) for w in weights]
-
-
-def _layer(rows, qkv, out, up, down, mesh, cuts_sequences):
-    """What a layer sends, without norms and softmax."""
-    q, k, v = _linear(rows, qkv, mesh, "y", "z")
-    for axis in ("z", "x") if cuts_sequences else ("z",):
-        k, v = gather(k, mesh, axis, 0), gather(v, mesh, axis, 0)
-    rows = q + k.mean(0) + v.mean(0)
-    for weight, directions in ((out, "zy"), (up, "yz"), (down, "zy")):
-        [rows] = _linear(rows, [weight], mesh, *directions)
-    return rows
-
-
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize(("batch", "half"), [(1, False), (1, True), (4, False)])
 @pytest.mark.parametrize(
-    "shape",
-    [(4, 1, 1), (1, 4, 1), (1, 1, 2), (2, 2, 2), (3, 2, 1), (1, 4, 2), (4, 4, 4), (8, 4, 2)],
+    "sides",
+    [(1, 1, 1), (4, 1, 1), (1, 4, 1), (1, 1, 2), (2, 2, 2), (3, 2, 1), (1, 4, 2), (4, 4, 4)],
 )
-def test_a_layer_receives_what_the_terms_say(shape, batch):
-    """To be the layer itself: this one gathers, scatters and recomputes as that does."""
-    shape = Shape(*shape)
-    (x, y, z), P = shape, shape.processes
-    size = LayerSize(width=4 * P, heads=4 * y, feed_forward=12 * P)
-    D, F, T = size.width, size.feed_forward, 384 * batch
-    terms = layer_terms(shape, size, batch=batch, tokens=384)
-    assert padded(shape, batch, 384) == 384
-
-    def part(*sides):
-        return torch.empty(*sides, device="meta", requires_grad=True)
-
+def test_a_layer_receives_what_the_terms_say(sides, batch, half, ring):
+    shape, tokens = Shape(*sides), 384
+    P = shape.processes
+    size = LayerSize(width=4 * P, heads=2 * shape.y, feed_forward=6 * P)
+    layer = TransformerLayer(size, kind="vanilla", recompute=False)
     with pretended(P):
-        mesh = CubeMesh(x, y, z, timeout=None)
-        with Traffic(mesh) as traffic:
-            gather(part(size.vectors // P), mesh, CUBE, 0).sum().backward()
-            weights = (
-                [part(D // (y * x), D // z) for _ in range(3)],
-                part(D // (z * x), D // y),
-                part(F // (y * x), D // z),
-                part(D // (z * x), F // y),
+        mesh = CubeMesh(*sides, timeout=None)
+        cube = CubeLayer(layer, mesh, ring=ring)
+        layout = RowLayout.of(mesh, batch=batch, length=tokens, block=96)
+        assert layout.padded == padded(shape, batch, tokens) == tokens
+        rows = len(layout.positions("y")), layout.sequences.stop - layout.sequences.start
+        x_RBC = torch.ones(*rows, size.width // shape.z, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            with Traffic(mesh) as forward:
+                y_RBC = cube(x_RBC, layout)
+            with Traffic(mesh) as backward:
+                y_RBC.sum().backward()
+    terms = layer_terms(shape, size, batch=batch, tokens=tokens, ring=ring)
+    for traffic, name in ((forward, "forward"), (backward, "backward")):
+        for axis in ("x", "y", "z", CUBE):
+            formula = sum(
+                getattr(term, name) * (2 if half and not term.full else 4)
+                for term in terms
+                if term.axis == axis
             )
-            rows = part(T // (x * y), D // z)
-            with set_checkpoint_early_stop(False):
-                out = checkpoint(_layer, rows, *weights, mesh, batch % x != 0, use_reentrant=False)
-            out.sum().backward()
-    for axis in ("x", "y", "z", CUBE):
-        formula = sum(
-            term.bytes(4) for term in terms if term.axis == axis and term.what != SMALL[1]
-        )
-        assert traffic.bytes(axis) == pytest.approx(formula, rel=1e-12)
+            assert traffic.bytes(axis) == pytest.approx(formula, rel=1e-12), (name, axis)
+    both = forward.bytes() + backward.bytes()
+    assert both == pytest.approx(sum(t.bytes(2 if half else 4) for t in terms), rel=1e-12)

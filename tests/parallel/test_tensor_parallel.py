@@ -3,7 +3,8 @@ import torch
 from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.pretended import pretended
+from benchmarks.cube import PAPER, counted, summed
+from benchmarks.processes import pretended
 from benchmarks.tensor_parallel import (
     Summa,
     cube,
@@ -109,3 +110,18 @@ def test_pretended_processes_count_the_same(device):
         assert _counted(one)[0] == megatron_sum(64, size, 128)
         assert _counted(two)[0] == summa_sum(8, size, 128)
         assert _counted(three)[0] == cube_sum(Shape(4, 4, 4), size, 128)
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3])
+def test_at_full_size_as_well(ways):
+    sizes = next(
+        (row.ways, row.processes, row.batch, row.width)
+        for row in PAPER
+        if (row.ways, row.processes) == (ways, 64)
+    )
+    assert counted(*sizes) == summed(*sizes)
+
+
+def test_the_papers_rows_follow_from_its_times_but_one():
+    off = [row.name for row in PAPER if abs(row.seconds - row.printed) > 0.0015]
+    assert off == ["weak 3-D at 64"]
