@@ -14,14 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from parallel.world import World
+from parallel.world import PeerLost, World
 
 AXES = ("dp", "y", "z", "x")
 CUBE = "cube"  # all ranks that share one copy of the model: y, z and x together
-
-
-class PeerLost(RuntimeError):
-    """A collective failed: another process died, hung, or went another way."""
 
 
 class CubeMesh:
@@ -101,7 +97,8 @@ class CubeMesh:
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             peers = [rank for rank in self.peers(axis) if rank != dist.get_rank()]
-            told = f"axis {axis} with rank(s) {peers}"
-            if self.world is not None:
-                told = self.world.blame(told)
+            if self.world is None:
+                told = f"lost one of rank(s) {peers} on axis {axis}"
+            else:
+                told = self.world.blame(axis, peers)
             raise PeerLost(f"{told}: {reason}") from error

@@ -1,14 +1,213 @@
-"""The processes of a run: who is first, what it tells the others, and who was lost."""
+"""The processes of a run: who is first, what it tells the others, and which one was lost.
 
+They meet in a store of keys that torchrun keeps (rank 0 where something else started them). What
+takes hours on one process, and the search for a dead one, go through the store and not through
+collectives, which have a time limit and break with any of their members.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
 import torch.distributed as dist
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_POLL_SECONDS = 0.1
+_ANSWER_SECONDS = 1.0  # a living process answers within one poll, and within this on a busy machine
+_PARTING_SECONDS = 2.0
+_FAILED = "failed"  # no JSON
+
+T = TypeVar("T")
+
+
+class PeerLost(RuntimeError):
+    """A collective failed: another process died, hung, or went another way."""
+
+
+class MainFailed(RuntimeError):
+    """Rank 0 failed at what the others wait for, and says itself why."""
+
+
+def processes() -> int:
+    """How many processes the run has, as torchrun tells; known before anything is started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def own_rank() -> int:
+    """This process's number among them, likewise."""
+    return int(os.environ.get("RANK", "0"))
 
 
 class World:
-    """Stub for now."""
+    """This process among all of a run.
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    Args:
+        store: the keys that all processes share; None: there is one process.
+        rank: this process's number, from 0.
+        size: how many there are.
+
+    Attributes:
+        local_rank: number on its machine, which is the number of its GPU too.
+        local_size: how many this machine has.
+    """
+
+    def __init__(self, store: dist.Store | None = None, rank: int = 0, size: int = 1) -> None:
         self.store, self.rank, self.size = store, rank, size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        self._told = 0  # answers of `on_main` so far
+        self._verdict: str | None = None
+        if store is not None:
+            ended = threading.Event()
+            own = store.clone()  # type: ignore[attr-defined]  # not held up by another's wait
+            watching = threading.Thread(target=self._watch, args=(own, ended), daemon=True)
+            watching.start()
+            # A thread inside the store would abort the interpreter that ends without it.
+            atexit.register(watching.join, 1.0)
+            atexit.register(ended.set)
 
-    def blame(self, told: str) -> str:
-        """Stub for now."""
-        return told
+    @classmethod
+    def start(cls, device: str = "cpu", *, timeout: float) -> "World":
+        """Meets the other processes, or stands alone where torchrun did not start this one.
+
+        Args:
+            device: "cpu" or "cuda"; one process for each GPU.
+            timeout: seconds to wait for the others here, and in a collective of all.
+
+        Raises:
+            ValueError: there are more processes than GPUs, or no address to meet at.
+        """
+        if processes() == 1:
+            return cls()
+        limit = timedelta(seconds=timeout)
+        if device == "cuda":
+            local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+            if local > gpus:
+                raise ValueError(
+                    f"device: got {local} process(es) on a machine with {gpus} GPU(s), expected "
+                    "one GPU for each"
+                )
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        # torchrun may start everything again, with the store that it has.
+        keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
+        dist.init_process_group(
+            BACKENDS[device],
+            store=dist.PrefixStore("group", keys),
+            rank=rank,
+            world_size=size,
+            timeout=limit,
+        )
+        return cls(dist.PrefixStore("world", keys), rank, size)
+
+    @property
+    def main(self) -> bool:
+        """Is this the process that writes files and talks to the user?"""
+        return self.rank == 0
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns on rank 0, for every process; plain values that JSON holds.
+
+        The others wait without a limit, so that it may take longer than any collective may.
+
+        Raises:
+            MainFailed: `work` failed on rank 0, which raises its own error.
+            PeerLost: rank 0 kept the store and is gone.
+        """
+        if self.store is None:
+            return json.loads(json.dumps(work()))
+        key = f"main/{self._told}"
+        self._told += 1
+        if self.main:
+            told = _FAILED
+            try:
+                told = json.dumps(work())
+            finally:
+                self.store.set(key, told)
+                if told == _FAILED:
+                    self._part()
+        else:
+            try:
+                while not self.store.check([key]):
+                    time.sleep(_POLL_SECONDS)
+                told = self.store.get(key).decode()
+            except RuntimeError as error:
+                raise PeerLost(f"lost rank 0, waited for by rank {self.rank}: {error}") from error
+            if told == _FAILED:
+                self._part()
+                raise MainFailed
+        return json.loads(told)
+
+    def blame(self, axis: str, peers: list[int]) -> str:
+        """Which process was lost, after a collective with `peers` along `axis` has failed.
+
+        The first to ask waits for the answers of all, which threads give whatever their processes
+        do; the others hear its verdict. So all name the same process, also those who only lost a
+        peer that had given up. Never raises, and takes 1.5 s at most.
+        """
+        if self._verdict is None:
+            # Not in this thread: a store that hangs has no time limit.
+            asking = threading.Thread(target=self._ask, args=(axis, peers), daemon=True)
+            asking.start()
+            asking.join(_ANSWER_SECONDS + 0.5)
+        told = self._verdict or f"lost one of rank(s) {peers} on axis {axis}"
+        return f"{told}; this is rank {self.rank}"
+
+    def _ask(self, axis: str, peers: list[int]) -> None:
+        if self.store is None:
+            return
+        until = time.monotonic() + _ANSWER_SECONDS + 0.5
+        with contextlib.suppress(RuntimeError):  # the store may be what was lost
+            number = self.store.add("reports", 1)
+            self.store.set(f"report/{number}", json.dumps([self.rank, axis, peers]))
+            if number == 1:
+                self.store.set("verdict", self._judge(self.store))
+        while self._verdict is None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS / 2)
+
+    def _judge(self, store: dist.Store) -> str:
+        silent, until = set(range(self.size)), time.monotonic() + _ANSWER_SECONDS
+        while silent and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS / 2)
+            silent = {rank for rank in silent if not store.check([f"living/{rank}"])}
+        keys = [f"report/{number + 1}" for number in range(store.add("reports", 0))]
+        reports = [json.loads(store.get(key)) for key in keys if store.check([key])]
+        rank, axis, peers = reports[0]
+        if not silent:
+            return f"no process is lost: axis {axis} failed first, on rank {rank} with {peers}"
+        axes = [axis for _, axis, peers in reports if silent & set(peers)]
+        where = f"on axis {axes[0]}" if axes else f"noticed on axis {axis}"
+        return f"lost rank {', '.join(map(str, sorted(silent)))} {where} (it died or hangs)"
+
+    def _watch(self, store: dist.Store, ended: threading.Event) -> None:
+        """A thread's work: tell at the first report that this process lives; hear the verdict."""
+        with contextlib.suppress(RuntimeError):  # the store ends with the run
+            while not store.check(["report/1"]):
+                if ended.wait(_POLL_SECONDS):
+                    return
+            store.set(f"living/{self.rank}", "")
+            while not store.check(["verdict"]):
+                if ended.wait(_POLL_SECONDS):
+                    return
+            self._verdict = store.get("verdict").decode()
+
+    def close(self) -> None:
+        """Leaves the others, after work that went well; a process that failed just ends."""
+        if self.store is not None:
+            self._part()
+            dist.destroy_process_group()
+
+    def _part(self) -> None:
+        """Rank 0 goes last, since it may keep the store."""
+        assert self.store is not None
+        gone, until = self.store.add("gone", 1), time.monotonic() + _PARTING_SECONDS
+        while self.main and gone < self.size and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            gone = self.store.add("gone", 0)
