@@ -83,16 +83,18 @@ def _end(code: int, told: str, *, by_all: bool = False) -> NoReturn:
     if processes() == 1:
         print(told, file=sys.stderr)
         sys.exit(code)
-    if by_all:
-        print(f"[rank {own_rank()}] {told}", file=sys.stderr)
-    elif own_rank() == 0:
-        print(told, file=sys.stderr)
-    elif code < 128:
-        # The first to end makes torchrun end the others, and rank 0 still has to say why.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(_SILENT_SECONDS)
+    if own_rank() > 0 and not by_all:
+        if code > 128:
+            told = ""
+        else:
+            # The first to end makes torchrun end the others, and rank 0 still has to say why.
+            # This one goes on only where rank 0 has found nothing wrong.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(_SILENT_SECONDS)
+            by_all = True
+    if told:
+        print(f"[rank {own_rank()}] {told}" if by_all else told, file=sys.stderr, flush=True)
     sys.stdout.flush()
-    sys.stderr.flush()
     # Everything is closed but the groups, and those with a lost member can hang.
     os._exit(code)
 

@@ -33,6 +33,8 @@ def task(values):
     if fault == "before":
         time.sleep(float(os.environ["RANK"] == "0"))  # the others find it sooner
         raise ValueError("steps: got 0, expected 1 or more")
+    if fault == "alone" and os.environ["RANK"] == "1":
+        raise ValueError("steps: got 0 on one host, expected 1 or more")
     world = World.start("cpu", timeout=30)
     if fault == "main":
         world.on_main(missing)
@@ -59,8 +61,11 @@ def torchrun(tmp_path):
     def start(fault: str, processes: int = 2) -> list[str]:
         root = str(Path(__file__).parents[2])
         process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            + [
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
                 f"--nproc-per-node={processes}",
                 str(script),
                 "hydra.run.dir=.",
@@ -86,6 +91,12 @@ def torchrun(tmp_path):
 
 def test_a_mistake_that_all_find_is_told_once(torchrun):
     assert torchrun("before") == ["agentic-train: error: steps: got 0, expected 1 or more"]
+
+
+@pytest.mark.slow
+def test_a_mistake_that_main_does_not_share_is_told_after_a_while(torchrun):
+    (line,) = torchrun("alone")
+    assert line == "[rank 1] agentic-train: error: steps: got 0 on one host, expected 1 or more"
 
 
 def test_what_main_fails_at_is_told_by_main_alone(torchrun):

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -229,22 +230,25 @@ def test_nobody_waits_for_a_main_that_died(tmp_path):
         assert all("PeerLost: lost rank 0" in ranks.text(rank) for rank in (1, 2))
 
 
-def test_those_who_lost_a_survivor_name_the_dead_one_too():
+@pytest.mark.parametrize(
+    ("reports", "axis"),
+    [
+        ([(0, "x", [2]), (1, "y", [2]), (3, "z", [1])], "x"),  # 2 died: the first has its axis
+        ([(0, "z", [1]), (1, "x", [2]), (3, "y", [2])], "x"),  # 2 hangs: 0 ran out of time first
+        ([(0, "z", [1]), (1, "y", [0]), (3, "y", [1])], None),  # 2 was met by nobody
+    ],
+)
+def test_those_who_lost_a_survivor_name_the_dead_one_too(reports, axis):
     store = dist.HashStore()
-    living = [World(store, rank, 4) for rank in (0, 1, 3)]
-    told = [
-        world.blame(axis, [peer])
-        for world, axis, peer in zip(living, "xyz", (2, 0, 1), strict=True)
-    ]
-    for world, text in zip(living, told, strict=True):
-        assert text == f"lost rank 2 on axis x (it died or hangs); this is rank {world.rank}"
-
-
-def test_a_rank_that_none_has_met_yet_is_named_too():
-    world = World(dist.HashStore(), 0, 3)
-    World(world.store, 1, 3)
-    told = world.blame("z", [1])  # which waits for rank 2 and has not timed out
-    assert told == "lost rank 2 noticed on axis z (it died or hangs); this is rank 0"
+    living = {rank: World(store, rank, 4) for rank in (0, 1, 3)}
+    with ThreadPoolExecutor() as threads:
+        told = []
+        for rank, *report in reports:
+            told.append(threads.submit(living[rank].blame, *report))
+            time.sleep(0.1)
+    where = "noticed on axis z" if axis is None else f"on axis {axis}"
+    for (rank, *_), text in zip(reports, told, strict=True):
+        assert text.result() == f"lost rank 2 {where} (it died or hangs); this is rank {rank}"
 
 
 def test_no_process_is_accused_where_all_live():
