@@ -7,6 +7,7 @@ from importlib import resources
 import yaml
 
 from agentic.protocol import RolloutConfig
+from agentic.scale import ParallelConfig
 from agentic.strict import at_least, between, build, one_of
 from envs import expand
 from parallel import LAYERS
@@ -273,6 +274,7 @@ class TrainConfig:
     run_dir: str | None  # a new folder under runs/ if null; an unfinished run there is resumed
     resume: str | None  # run directory to go on with, by its own settings
     data: DataConfig = DataConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     @property
     def learning(self) -> "TrainConfig":
@@ -283,6 +285,7 @@ class TrainConfig:
             run_dir=None,
             resume=None,
             data_dir="",
+            parallel=ParallelConfig(),
             data=replace(self.data, store_dir=None, workers=None, prefetch=0),
             rollout=replace(self.rollout, threads=None, workers=None),
             evaluation=replace(self.evaluation, threads=None, workers=None),
@@ -305,6 +308,11 @@ class TrainConfig:
                     f"{name}.trials: got {rolling.trials}, expected at most "
                     f"chain.trajectories={self.chain.trajectories} with tokens.trajectory_embedding"
                 )
+        if self.parallel.cuts and self.layer.kind != "blockwise":
+            raise ValueError(
+                f"layer.kind: got {self.layer.kind!r}, expected 'blockwise' with "
+                f"parallel={self.parallel.kind}"
+            )
         rolling = self.rollout
         if rolling.context != "keep" or rolling.stop or len(rolling.targets) != 1:
             raise ValueError(

@@ -1,6 +1,8 @@
 """Where numbers go: TensorBoard and, the same scalars, one JSON object a line."""
 
 import json
+import resource
+import sys
 from pathlib import Path
 from types import TracebackType
 
@@ -61,3 +63,11 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (json.JSONDecodeError, KeyError, TypeError):
         return float("inf")
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak bytes so far: allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else 1024 * peak)

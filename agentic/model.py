@@ -16,6 +16,16 @@ CACHE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # numbers of keys
 HEAD_ROWS = 4096  # of a block of the action head, where it is computed in blocks
 
 
+def layer_size(config: ModelConfig) -> LayerSize:
+    """The layers' widths as `parallel` takes them."""
+    return LayerSize(
+        width=config.width,
+        heads=config.heads,
+        feed_forward=config.feed_forward * config.width,
+        dropout=config.dropout,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything that fixes the model's parameters; stands in every checkpoint."""
@@ -36,12 +46,7 @@ class ModelSpec:
 
     def layer_size(self) -> LayerSize:
         """The layers' widths as `parallel` takes them."""
-        return LayerSize(
-            width=self.model.width,
-            heads=self.model.heads,
-            feed_forward=self.model.feed_forward * self.model.width,
-            dropout=self.model.dropout,
-        )
+        return layer_size(self.model)
 
     def cache_bytes(self, trials: int, cache: str) -> int:
         """Of all layers' keys and values of so many trials."""
@@ -58,11 +63,10 @@ class ModelSpec:
         return dataclasses.asdict(self)
 
 
-class AgenticTransformer(nn.Module):
-    """Predicts every step's action from all that came before it in the chain.
+class InUnits(nn.Module):
+    """Normalisation of observations, and the return scale of each task.
 
-    The normalisation of observations and the return scale of each task are buffers, so that a
-    checkpoint acts in the units it was trained in.
+    They are buffers, so that a checkpoint acts in the units it was trained in.
     """
 
     observation_mean: Tensor
@@ -72,6 +76,32 @@ class AgenticTransformer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.register_buffer("observation_mean", torch.zeros(spec.observation_size))
+        self.register_buffer("observation_std", torch.ones(spec.observation_size))
+        self.register_buffer("return_scale", torch.ones(len(spec.tasks)))
+
+    def set_units(
+        self, *, observation_mean: np.ndarray, observation_std: np.ndarray, return_scale: np.ndarray
+    ) -> None:
+        """Fixes the normalisation: (O,), (O,) and one return scale per task (K,)."""
+        self.observation_mean.copy_(torch.as_tensor(observation_mean))
+        self.observation_std.copy_(torch.as_tensor(observation_std))
+        self.return_scale.copy_(torch.as_tensor(return_scale))
+
+    def normalise(self, steps: Steps) -> Steps:
+        """Raw observations and returns-to-go in the model's units."""
+        return dataclasses.replace(
+            steps,
+            observation=(steps.observation - self.observation_mean) / self.observation_std,
+            return_to_go=steps.return_to_go / self.return_scale[steps.task][:, None],
+        )
+
+
+class AgenticTransformer(InUnits):
+    """Predicts every step's action from all that came before it in the chain."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
         self.embedding = TokenEmbedding(
             spec.tokens,
             observation_size=spec.observation_size,
@@ -92,25 +122,6 @@ class AgenticTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(spec.model.width)
         self.head = nn.Linear(spec.model.width, spec.action_size)
-        self.register_buffer("observation_mean", torch.zeros(spec.observation_size))
-        self.register_buffer("observation_std", torch.ones(spec.observation_size))
-        self.register_buffer("return_scale", torch.ones(len(spec.tasks)))
-
-    def set_units(
-        self, *, observation_mean: np.ndarray, observation_std: np.ndarray, return_scale: np.ndarray
-    ) -> None:
-        """Fixes the normalisation: (O,), (O,) and one return scale per task (K,)."""
-        self.observation_mean.copy_(torch.as_tensor(observation_mean))
-        self.observation_std.copy_(torch.as_tensor(observation_std))
-        self.return_scale.copy_(torch.as_tensor(return_scale))
-
-    def normalise(self, steps: Steps) -> Steps:
-        """Raw observations and returns-to-go in the model's units."""
-        return dataclasses.replace(
-            steps,
-            observation=(steps.observation - self.observation_mean) / self.observation_std,
-            return_to_go=steps.return_to_go / self.return_scale[steps.task][:, None],
-        )
 
     def forward(self, steps: Steps, first: int = 0) -> Tensor:
         """Actions (B, L - first, A) in (-1, 1) of the steps from `first` on.
@@ -163,6 +174,12 @@ class AgenticTransformer(nn.Module):
         """Trainable numbers."""
         return sum(p.numel() for p in self.parameters())
 
+    def loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
+        """Mean squared action error over the weighted steps, of which there is at least one."""
+        first = int(weight_BL.any(dim=0).nonzero()[0])  # the loss counts no step before it
+        weight_BL = weight_BL[:, first:]
+        return action_loss(self(steps, first), steps.action[:, first:], weight_BL, weight_BL.sum())
+
     @property
     def _lean(self) -> bool:
         """Whether only the layers' inputs may be kept for the backward pass."""
@@ -176,3 +193,11 @@ class AgenticTransformer(nn.Module):
 
     def _act(self, x: Tensor) -> Tensor:
         return torch.tanh(self.head(self.norm(x)))
+
+
+def action_loss(
+    predicted_BLA: Tensor, action_BLA: Tensor, weight_BL: Tensor, total: Tensor
+) -> Tensor:
+    """Mean squared action error of weighted steps, which are some of those that weigh `total`."""
+    error_BL = (predicted_BLA.to(action_BLA.dtype) - action_BLA).square().mean(dim=2)
+    return (error_BL * weight_BL).sum() / total

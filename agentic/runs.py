@@ -17,6 +17,7 @@ from agentic.budget import VARIANTS, Budget, gib
 from agentic.config import TrainConfig
 from agentic.episodes import write_atomically
 from agentic.model import ModelSpec
+from agentic.scale import ParallelConfig
 from agentic.store import EpisodeStore
 from agentic.strict import build
 from agentic.trainer import Trainer
@@ -44,36 +45,50 @@ def fresh_dir(parent: Path, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig, Path, bool]:
-    """The settings and the directory of a new run, or of the one to go on with.
-
-    `resume=<run dir>` takes the run's own settings; the same `run_dir` with the same settings
-    resumes as well.
+def settings(values: dict[str, Any], overridden: list[str]) -> TrainConfig:
+    """The settings of a new run, or of the one to go on with; touches no file but that one's.
 
     Args:
         values: the composed settings.
         overridden: what the command line says, as it says it.
 
-    Returns:
-        Settings, run directory, whether it is resumed.
+    Raises:
+        ValueError: a setting is off. A resumed run takes its own, and may only be spread otherwise.
+    """
+    if values.get("resume") is None:
+        config = build(TrainConfig, values)
+        # A run may be resumed from another working directory.
+        config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
+        if config.data.store_dir is not None:
+            store_dir = str(Path(config.data.store_dir).absolute())
+            config = replace(config, data=replace(config.data, store_dir=store_dir))
+        return config
+    spread = [name for name in overridden if name.startswith("parallel")]
+    others = [name for name in overridden if name not in spread and not name.startswith("resume=")]
+    if others:
+        raise ValueError(
+            f"resume: goes on with the run's own settings, got also {others}, expected none but "
+            "parallel"
+        )
+    config = replace(read_config(Path(str(values["resume"]))), resume=str(values["resume"]))
+    if spread:
+        parallel = build(ParallelConfig, values["parallel"], "parallel")
+        config = replace(config, parallel=parallel)
+    return config
+
+
+def open_run(config: TrainConfig) -> tuple[str, bool]:
+    """The directory of a new run, or of the one to go on with, and whether it is resumed.
+
+    `resume=<run dir>` goes on with that run; the same `run_dir` with the same settings as well.
 
     Raises:
-        ValueError: a setting is off, a directory cannot be used, or holds another run.
+        ValueError: a directory cannot be used, or holds another run.
     """
-    if values.get("resume") is not None:
-        others = [name for name in overridden if not name.startswith("resume=")]
-        if others:
-            raise ValueError(f"resume: goes on with the run's own settings, got also {others}")
-        run_dir = Path(str(values["resume"]))
-        config = read_config(run_dir)
+    if config.resume is not None:
+        run_dir = Path(config.resume)
         (run_dir / "checkpoints").mkdir(exist_ok=True)
-        return config, run_dir, bool(checkpoint.step_files(run_dir))
-    config = build(TrainConfig, values)
-    # A run may be resumed from another working directory.
-    config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
-    if config.data.store_dir is not None:
-        store_dir = str(Path(config.data.store_dir).absolute())
-        config = replace(config, data=replace(config.data, store_dir=store_dir))
+        return str(run_dir), bool(checkpoint.step_files(run_dir))
     if config.run_dir is None:
         run_dir = fresh_dir(Path("runs"), config.task.name)
     else:
@@ -85,7 +100,7 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
                     f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
                     f"or resume={run_dir} alone to go on with it"
                 )
-            return config, run_dir, bool(checkpoint.step_files(run_dir))
+            return str(run_dir), bool(checkpoint.step_files(run_dir))
         if run_dir.is_dir() and not (run_dir / CONFIG_FILE).is_file() and any(run_dir.iterdir()):
             raise ValueError(f"run_dir: {run_dir} holds other files, expected a new or empty one")
         try:
@@ -96,7 +111,7 @@ def open_run(values: dict[str, Any], overridden: list[str]) -> tuple[TrainConfig
         raise ValueError(f"run_dir: {run_dir} is not writable")
     (run_dir / "checkpoints").mkdir(exist_ok=True)
     write_atomically(run_dir / CONFIG_FILE, config_text(config).encode())
-    return config, run_dir, False
+    return str(run_dir), False
 
 
 def _begun(run_dir: Path) -> bool:
@@ -204,8 +219,21 @@ def print_start(
             for kind, recompute in VARIANTS
         ),
     )
-    table.add_row("device", f"{model.head.weight.device}, {config.precision}")
+    table.add_row("device", f"{trainer.device}, {config.precision}")
+    if trainer.world.size > 1:
+        table.add_row("processes", _processes(config, trainer))
     console.print(table)
+
+
+def _processes(config: TrainConfig, trainer: Trainer) -> str:
+    """How many, and what each axis of them does."""
+    mesh = trainer.mesh
+    own = sum(parameter.numel() for parameter in trainer.model.parameters())
+    told = [f"{trainer.world.size}: {mesh.sizes['dp']} x (x {mesh.sizes['x']}"]
+    told += [f"y {mesh.sizes['y']}", f"z {mesh.sizes['z']}), {own:,} parameters each"]
+    if mesh.sizes["x"] > 1:
+        told.append(f"keys of other peers on x: {config.parallel.keys}")
+    return ", ".join(told)
 
 
 def _layer(config: TrainConfig, trainer: Trainer, chains: int, sequence: int) -> str:

@@ -9,6 +9,7 @@ The action a_t is read at s_t's token, in the step layout at the only one. Axes:
 environment steps of a whole chain (N·T), S tokens, D width, O observation, A action.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -46,6 +47,34 @@ class Steps:
             valid = self.valid[..., None] if value.dim() == 3 else self.valid
             cleaned[name] = torch.where(valid, value, 0.0)
         return replace(self, **cleaned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """What the tokens of a step are made of; every step is on its own.
+
+    The outcome (action, reward, completion) is the step's own in the interleaved layout, and that
+    of the step before in the step layout.
+    """
+
+    return_to_go: Tensor  # (B, L)
+    observation: Tensor  # (B, L, O)
+    action: Tensor  # (B, L, A)
+    reward: Tensor  # (B, L)
+    completion: Tensor  # (B, L)
+    action_shown: Tensor  # (B, L) bool
+    reward_shown: Tensor  # (B, L) bool
+    timestep: Tensor  # (B, L) int64
+    trajectory: Tensor  # (B, L) int64
+    task: Tensor  # (B,) int64
+
+    def at(self, sequences: slice, steps: Tensor) -> "TokenInputs":
+        """Some sequences, and of them the steps with these indices."""
+        chosen = {}
+        for f in fields(self):
+            value = getattr(self, f.name)[sequences]
+            chosen[f.name] = value if f.name == "task" else value[:, steps]
+        return TokenInputs(**chosen)
 
 
 class TokenEmbedding(nn.Module):
@@ -90,38 +119,58 @@ class TokenEmbedding(nn.Module):
         self.task = nn.Embedding(tasks, width) if tasks > 1 else None
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, steps: Steps) -> Tensor:
-        """All tokens of whole chains: (B, S, D) with S = tokens per step · L."""
-        steps = steps.without_padding()
-        place_BLD = self._place(steps)
+    def forward(
+        self, steps: "Steps | TokenInputs", norm: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """All tokens of whole chains: (B, S, D) with S = tokens per step · L.
+
+        Args:
+            steps: of whole chains, or already what their tokens are made of, of any steps.
+            norm: instead of the layer norm, for weights that are only some of the columns.
+        """
+        inputs = steps if isinstance(steps, TokenInputs) else self.inputs(steps)
+        place_BLD = self._place(inputs.timestep, inputs.trajectory, inputs.task)
         if self.config.layout == "step":
-            # A window's first step knows no step before it, even where it has one.
-            inner_BL = (steps.timestep > 0) & (steps.trajectory == _previous(steps.trajectory))
-            inner_BL[:, 0] = False
-            token_BLD = (
-                self._now(steps)
-                + place_BLD
-                + self._past(
-                    _previous(steps.action) * inner_BL[..., None],
-                    _previous(steps.reward) * inner_BL,
-                    _previous(steps.completion),
-                    inner_BL,
-                )
-            )
+            token_BLD = self._now(inputs) + place_BLD + self._past(inputs)
             tokens_BLGD = token_BLD[:, :, None]
         else:
             tokens_BLGD = (
                 torch.stack(
                     [
-                        self.return_to_go(steps.return_to_go[..., None]),
-                        self.observation(steps.observation),
-                        *self._outcome(steps),
+                        self.return_to_go(inputs.return_to_go[..., None]),
+                        self.observation(inputs.observation),
+                        *self._outcome(inputs),
                     ],
                     dim=2,
                 )
                 + place_BLD[:, :, None]
             )
-        return self.norm(tokens_BLGD).flatten(1, 2)
+        return (norm or self.norm)(tokens_BLGD).flatten(1, 2)
+
+    def inputs(self, steps: Steps) -> TokenInputs:
+        """What the tokens of whole chains are made of, step by step."""
+        steps = steps.without_padding()
+        action_BLA, reward_BL, completion_BL = steps.action, steps.reward, steps.completion
+        shown_BL = steps.valid
+        if self.config.layout == "step":
+            # A window's first step knows no step before it, even where it has one.
+            shown_BL = (steps.timestep > 0) & (steps.trajectory == _previous(steps.trajectory))
+            shown_BL[:, 0] = False
+            action_BLA = _previous(action_BLA) * shown_BL[..., None]
+            reward_BL = _previous(reward_BL) * shown_BL
+            completion_BL = _previous(completion_BL)
+        return TokenInputs(
+            return_to_go=steps.return_to_go,
+            observation=steps.observation,
+            action=action_BLA,
+            reward=reward_BL,
+            completion=completion_BL,
+            action_shown=self._kept(shown_BL, self.config.past_action),
+            reward_shown=self._kept(shown_BL, self.config.past_reward),
+            timestep=steps.timestep,
+            trajectory=steps.trajectory,
+            task=steps.task,
+        )
 
     def next(self, previous: Steps | None, current: Steps) -> Tensor:
         """The tokens that one more decision adds, (B, S, D); the last one predicts the action.
@@ -131,72 +180,76 @@ class TokenEmbedding(nn.Module):
                 start; None at the start of the context.
             current: R̂_t and s_t (L = 1); its action, reward and completion are not read.
         """
-        place_BLD = self._place(current)
+        place_BLD = self._place(current.timestep, current.trajectory, current.task)
         if self.config.layout == "step":
             token_BLD = self._now(current) + place_BLD
             if previous is not None:
                 inner_BL = current.timestep > 0
-                token_BLD = token_BLD + self._past(
-                    previous.action * inner_BL[..., None],
-                    previous.reward * inner_BL,
-                    previous.completion,
-                    inner_BL,
-                )
+                token_BLD = token_BLD + self._past(self._outcome_of(previous, inner_BL))
             return self.norm(token_BLD)
         tokens = [
             self.return_to_go(current.return_to_go[..., None]) + place_BLD,
             self.observation(current.observation) + place_BLD,
         ]
         if previous is not None:
-            before_BLD = self._place(previous)
-            tokens = [token + before_BLD for token in self._outcome(previous)] + tokens
+            before_BLD = self._place(previous.timestep, previous.trajectory, previous.task)
+            outcome = self._outcome(self._outcome_of(previous, previous.valid))
+            tokens = [token + before_BLD for token in outcome] + tokens
         return self.norm(torch.cat(tokens, dim=1))
 
-    def _place(self, steps: Steps) -> Tensor:
+    def _place(self, timestep_BL: Tensor, trajectory_BL: Tensor, task_B: Tensor) -> Tensor:
         """What all tokens of a step share: when, in which trajectory, for which task."""
-        place_BLD = self.timestep(steps.timestep)
+        place_BLD = self.timestep(timestep_BL)
         if self.trajectory is not None:
-            place_BLD = place_BLD + self.trajectory(steps.trajectory)
+            place_BLD = place_BLD + self.trajectory(trajectory_BL)
         if self.task is not None:
-            place_BLD = place_BLD + self.task(steps.task)[:, None]
+            place_BLD = place_BLD + self.task(task_B)[:, None]
         return place_BLD
 
-    def _now(self, steps: Steps) -> Tensor:
-        return self.return_to_go(steps.return_to_go[..., None]) + self.observation(
-            steps.observation
+    def _now(self, now: Steps | TokenInputs) -> Tensor:
+        return self.return_to_go(now.return_to_go[..., None]) + self.observation(now.observation)
+
+    def _outcome_of(self, previous: Steps, shown_BL: Tensor) -> TokenInputs:
+        """The outcome of one step, of which action and reward are seen where `shown`."""
+        return TokenInputs(
+            return_to_go=previous.return_to_go,
+            observation=previous.observation,
+            action=previous.action * shown_BL[..., None],
+            reward=previous.reward * shown_BL,
+            completion=previous.completion,
+            action_shown=shown_BL,
+            reward_shown=shown_BL,
+            timestep=previous.timestep,
+            trajectory=previous.trajectory,
+            task=previous.task,
         )
 
-    def _past(
-        self, action_BLA: Tensor, reward_BL: Tensor, completion_BL: Tensor, inner_BL: Tensor
-    ) -> Tensor:
-        """Step layout: the sum of what is shown of the step before, nothing where not `inner`."""
-        past_BLD = self.completion(completion_BL[..., None])
+    def _past(self, inputs: TokenInputs) -> Tensor:
+        """Step layout: the sum of what is shown of the step before."""
+        past_BLD = self.completion(inputs.completion[..., None])
         if self.action is not None:
-            kept_BL1 = self._kept(inner_BL, self.config.past_action)
-            past_BLD = past_BLD + self.action(action_BLA) * kept_BL1
+            past_BLD = past_BLD + self.action(inputs.action) * inputs.action_shown[..., None]
         if self.reward is not None:
-            kept_BL1 = self._kept(inner_BL, self.config.past_reward)
-            past_BLD = past_BLD + self.reward(reward_BL[..., None]) * kept_BL1
+            reward_BLD = self.reward(inputs.reward[..., None])
+            past_BLD = past_BLD + reward_BLD * inputs.reward_shown[..., None]
         return past_BLD
 
-    def _outcome(self, steps: Steps) -> tuple[Tensor, Tensor]:
+    def _outcome(self, inputs: TokenInputs) -> tuple[Tensor, Tensor]:
         """Interleaved layout: a_t's and r_t's tokens, each (B, L, D); empty ones where hidden."""
-        flag_BLD = self.completion(steps.completion[..., None])
+        flag_BLD = self.completion(inputs.completion[..., None])
         action_BLD = reward_BLD = torch.zeros_like(flag_BLD)
         if self.action is not None:
-            kept_BL1 = self._kept(steps.valid, self.config.past_action)
-            action_BLD = self.action(steps.action) * kept_BL1
+            action_BLD = self.action(inputs.action) * inputs.action_shown[..., None]
         if self.reward is not None:
-            kept_BL1 = self._kept(steps.valid, self.config.past_reward)
-            reward_BLD = self.reward(steps.reward[..., None]) * kept_BL1
+            reward_BLD = self.reward(inputs.reward[..., None]) * inputs.reward_shown[..., None]
         return action_BLD, reward_BLD + flag_BLD
 
     def _kept(self, shown_BL: Tensor, past: str) -> Tensor:
-        """(B, L, 1) mask of the shown tokens, thinned out in training where `past` is dropout."""
+        """Those of the shown that are seen: thinned out in training where `past` is dropout."""
         if past == "dropout" and self.training:
             drawn_BL = torch.rand(shown_BL.shape, device=shown_BL.device) >= self.config.dropout
             shown_BL = shown_BL & drawn_BL
-        return shown_BL[..., None]
+        return shown_BL
 
 
 def _previous(x: Tensor) -> Tensor:

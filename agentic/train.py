@@ -1,6 +1,7 @@
 """agentic-train: data where missing, training, and trials of the best checkpoint."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from agentic.judge import case_of, judge
 from agentic.loading import load_store
 from agentic.metrics import MetricLog
 from agentic.model import AgenticTransformer, ModelSpec
-from agentic.runs import choose_device, config_text, model_spec, open_run, print_start
+from agentic.runs import choose_device, config_text, model_spec, open_run, print_start, settings
+from agentic.spread import mesh_of, print_plan, sides_of
 from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
 from envs import expand, without_rendering
+from parallel.world import World, processes
 
 
 def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
@@ -46,37 +49,49 @@ def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
 
 
 def command(values: dict[str, Any]) -> None:
-    """Trains, or goes on training, then evaluates."""
+    """Trains, or goes on training, then evaluates; the first of several processes does the rest."""
     without_rendering()
-    config, run_dir, resumed = open_run(values, HydraConfig.get().overrides.task)
-    console = Console(markup=False)
-    store = prepare_data(config, console)
+    config = settings(values, HydraConfig.get().overrides.task)
+    sides = sides_of(config, processes())  # what does not fit is refused before processes meet
+    device = choose_device(config.device)
+    world = World.start(device.type, timeout=config.parallel.timeout)
+    console = Console(markup=False, quiet=not world.main)
+    print_plan(sides, console)
+    folder, resumed = world.on_main(lambda: open_run(config))
+    run_dir = Path(folder)
+    stores: list[EpisodeStore] = []
+    world.on_main(lambda: stores.append(prepare_data(config, console)))
+    store = stores[0] if world.main else prepare_data(config, console)
     training, held_out = split(store, config.holdout)
     if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
-    device, spec = choose_device(config.device), model_spec(config, store)
+    spec = model_spec(config, store)
     budget = budget_of(config, spec, store, device)
     budget.check()
     torch.manual_seed(config.seed)
     model = build_model(spec, store).to(device)
-    trainer = Trainer(config, model, store, training, held_out, run_dir)
+    mesh = mesh_of(config, sides, device, world)
+    trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)
     print_start(config, run_dir, trainer, budget, console)
     if resumed:
-        path = checkpoint.newest(run_dir)
-        trainer.load_state(checkpoint.load(path))
+        path = Path(world.on_main(lambda: str(checkpoint.newest(run_dir))))
+        trainer.load_state(checkpoint.load(path, trainer.layout))
         console.print(f"resuming from {path}")
-    with MetricLog(run_dir, trainer.step) as log:
-        log.text("config", config_text(config))
+    with MetricLog(run_dir, trainer.step) if world.main else nullcontext() as log:
+        if log is not None:
+            log.text("config", config_text(config))
         ended_by = trainer.train(log)
+    world.close()
     if ended_by is not None:
         console.print(
             f"{ended_by.name}: step {trainer.step} of {config.steps} saved; "
             f"go on with agentic-train resume={run_dir}"
         )
         sys.exit(128 + ended_by)
-    best = checkpoint.find(run_dir)
-    case = case_of(best, store.specs, config.evaluation, config.seed, config.device)
-    judge([case], output=run_dir, console=console, again=f"agentic-train resume={run_dir}")
+    if world.main:
+        best = checkpoint.find(run_dir)
+        case = case_of(best, store.specs, config.evaluation, config.seed, config.device)
+        judge([case], output=run_dir, console=console, again=f"agentic-train resume={run_dir}")
 
 
 def main() -> None:

@@ -1,62 +1,58 @@
 """The training loop, its state and its clocks."""
 
 import math
-import resource
 import signal
-import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from agentic import checkpoint
 from agentic.config import TrainConfig
+from agentic.cube_model import CubeTransformer
 from agentic.evaluator import Interrupted
+from agentic.imitation import Imitation, clip_gradients, learning_rate, seed_micro_batch
 from agentic.interrupt import Interrupt
-from agentic.metrics import MetricLog
+from agentic.layout import Layout, changed
+from agentic.metrics import MetricLog, peak_memory
 from agentic.model import AgenticTransformer
 from agentic.sampler import ChainSampler
 from agentic.selecting import score_of, trial_scalars
 from agentic.store import EpisodeStore
 from agentic.stream import ChainStream
 from agentic.strict import build
-from agentic.tokens import Steps
+from parallel.collectives import all_reduce
+from parallel.mesh import CUBE, CubeMesh
+from parallel.sharding import Cut
+from parallel.world import World
 
 VALIDATION_BATCHES = 4
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then cosine to `final_fraction`; for the update that makes step + 1."""
-    optimizer = config.optimizer
-    warm = min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
-    past = max(0, step - optimizer.warmup_steps) / max(1, config.steps - optimizer.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * past))
-    floor = optimizer.final_fraction
-    return optimizer.learning_rate * warm * (floor + (1 - floor) * cosine)
-
-
-def action_loss(predicted_BLA: Tensor, action_BLA: Tensor, weight_BL: Tensor) -> Tensor:
-    """Mean squared action error over the weighted steps."""
-    error_BL = (predicted_BLA.float() - action_BLA).square().mean(dim=2)
-    return (error_BL * weight_BL).sum() / weight_BL.sum()
 
 
 class Trainer:
     """Trains a model on chains from a store; resumable after every checkpoint, bit by bit.
 
+    All processes of a run call the same methods in the same order. The first one alone writes,
+    logs, acts and says something.
+
     Args:
         config: the run's settings.
-        model: on its device, with its units set.
+        model: whole, on its device, with its units set, the same in all processes.
         store: the episodes.
         training, held_out: indices of the episodes for training and for validation.
         run_dir: for checkpoints and metrics.
+        world, mesh: the processes; None: this one is alone.
+
+    Raises:
+        ValueError: the model cannot be cut over the cube.
     """
 
     def __init__(
@@ -67,19 +63,36 @@ class Trainer:
         training: np.ndarray,
         held_out: np.ndarray,
         run_dir: Path,
+        *,
+        world: World | None = None,
+        mesh: CubeMesh | None = None,
     ) -> None:
         self.config = config
-        self.model = model
         self.store = store
         self.run_dir = run_dir
+        self.world = world or World()
+        self.mesh = mesh or CubeMesh()
         self.device = model.head.weight.device
+        self.model: AgenticTransformer | CubeTransformer = model
+        copies, accumulate = self.mesh.sizes["dp"], config.optimizer.accumulate
+        assert accumulate % copies == 0, "copies share out the micro-batches of a step"
+        cuts = {name: Cut() for name, _ in model.named_parameters()}
+        if self.mesh.sizes[CUBE] > 1:
+            self.model = CubeTransformer(model, self.mesh, ring=config.parallel.keys == "ring")
+            cuts = self.model.cuts
+        self.layout = Layout(self.mesh, cuts) if self.world.size > 1 else None
+        self.imitation = Imitation(self.model, config.precision)
+        self.learner: nn.Module = self.imitation
+        if copies > 1:
+            self.learner = DistributedDataParallel(
+                self.imitation, process_group=self.mesh.group("dp"), broadcast_buffers=False
+            )
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self.model.parameters(),
             lr=config.optimizer.learning_rate,
             betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
             weight_decay=config.optimizer.weight_decay,
         )
-        accumulate = config.optimizer.accumulate
         sampler = ChainSampler(
             store,
             training,
@@ -88,7 +101,9 @@ class Trainer:
             seed=config.seed,
             window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
         )
-        self.stream = ChainStream(sampler, threads=config.data.prefetch)
+        self.stream = ChainStream(
+            sampler, rank=self.mesh.place["dp"], ranks=copies, threads=config.data.prefetch
+        )
         self.held_out = len(held_out)
         self.validation: ChainSampler | None = None
         if len(held_out) >= config.chain.trajectories:
@@ -102,9 +117,10 @@ class Trainer:
         # Imitation acts better with averaged weights than its loss lets one expect: gradient noise
         # is amplified by acting (Block et al. 2024, "Butterfly Effects of SGD Noise").
         self.averaged = AveragedModel(
-            model, multi_avg_fn=get_ema_multi_avg_fn(config.optimizer.average)
+            self.model, multi_avg_fn=get_ema_multi_avg_fn(config.optimizer.average)
         )
         self.step = 0
+        self.saved: int | None = None  # the last step with a checkpoint
         self.best: dict[str, Any] | None = None
         self.rolled = 0  # the last step whose rollouts are done, or were left out
         self.spent = 0.0  # seconds of training, rollouts among them
@@ -112,10 +128,7 @@ class Trainer:
         self.last_rollout = 0.0  # seconds
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, in plain types."""
-        rng: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        """All that the rest of the run depends on, in plain types, with this process's parts."""
         return {
             "step": self.step,
             "spec": self.model.spec.to_dict(),
@@ -129,7 +142,6 @@ class Trainer:
             "averaged": self.averaged.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
-            "torch_rng": rng,
             "best": self.best,
             "rolled": self.rolled,
             "spent": [self.spent, self.spent_rolling, self.last_rollout],
@@ -167,12 +179,15 @@ class Trainer:
         # Checkpoints from before there was a stream had taken so many.
         taken = self.step * self.config.optimizer.accumulate
         self.stream.load_state_dict(state.get("stream", {"position": taken}))
-        torch.set_rng_state(state["torch_rng"]["cpu"])
-        if self.device.type == "cuda" and "cuda" in state["torch_rng"]:
-            torch.cuda.set_rng_state(state["torch_rng"]["cuda"], self.device)
+        self.saved = self.step
 
-    def train(self, log: MetricLog, *, progress: bool = True) -> signal.Signals | None:
-        """Updates until `config.steps`; returns the signal that ended it earlier, if one did."""
+    def train(self, log: MetricLog | None, *, progress: bool = True) -> signal.Signals | None:
+        """Updates until `config.steps`; returns the signal that ended it earlier, if one did.
+
+        Args:
+            log: where numbers go; None in all processes but the first.
+            progress: whether the first one shows a bar.
+        """
         config, clocks = self.config, self.config.clocks
         seconds, tokens = 0.0, 0
         with (
@@ -183,14 +198,14 @@ class Trainer:
                 initial=self.step,
                 desc="training",
                 unit="step",
-                disable=None if progress else True,
+                disable=None if progress and self.world.main else True,
             ) as bar,
         ):
             began = time.monotonic() - self.spent
-            while interrupt.signal is None:
+            while (ended_by := self._ended_by(interrupt)) is None:
                 self.spent = time.monotonic() - began
                 if self._rollout_due():  # first: a run that ended in one begins with it again
-                    self._rollout(log, bar, interrupt)
+                    self._rollout(log, interrupt)
                     continue
                 if self.step == config.steps:
                     break
@@ -202,13 +217,13 @@ class Trainer:
                 bar.update()
                 if self._due(clocks.log_steps):
                     measured["train/tokens_per_second"] = tokens / seconds
-                    measured["train/memory_bytes"] = _memory(self.device)
-                    log.scalars(self.step, measured)
+                    measured["train/memory_bytes"] = peak_memory(self.device)
+                    self._log(log, measured)
                     seconds, tokens = 0.0, 0
                 if self._due(clocks.validate_steps) and self.validation is not None:
                     validation = self.validate()
-                    log.scalars(self.step, {"validation/loss": validation})
-                    bar.write(
+                    self._log(log, {"validation/loss": validation})
+                    self._say(
                         f"step {self.step}: training loss {measured['train/loss']:.4f}, "
                         f"validation loss {validation:.4f}"
                     )
@@ -216,30 +231,36 @@ class Trainer:
                     self._histograms(log)
                 if self._due(clocks.checkpoint_steps) or self._rollout_due():
                     self.save()
-        if not checkpoint.step_path(self.run_dir, self.step).exists():
+        if self.saved != self.step:
             self.save()
-        return interrupt.signal
+        return ended_by
 
     def update(self) -> dict[str, float]:
         """One optimiser step over `accumulate` micro-batches."""
-        rate = learning_rate(self.step, self.config)
+        config = self.config
+        rate = learning_rate(self.step, config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        accumulate = self.config.optimizer.accumulate
-        loss, tokens = 0.0, 0
-        for _ in range(accumulate):
+        copies = self.mesh.sizes["dp"]
+        count = config.optimizer.accumulate // copies
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, tokens
+        for k in range(count):
+            seed_micro_batch(config.seed, self.stream.position + self.mesh.place["dp"])
             steps, weight_BL = next(self.stream)
-            tokens += int(steps.valid.sum()) * self.model.spec.tokens_per_step
-            batch_loss = self._loss(self.model, steps, weight_BL) / accumulate
-            batch_loss.backward()
-            loss += batch_loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.optimizer.clip_norm
-        )
-        if not math.isfinite(loss) or not norm.isfinite():
+            # Gradients of copies are averaged once, with the last micro-batch.
+            last = k == count - 1 or not isinstance(self.learner, DistributedDataParallel)
+            with nullcontext() if last else self.learner.no_sync():  # type: ignore[operator]
+                loss = self.learner(steps, weight_BL) / count
+                loss.backward()
+            sums[0] += loss.detach()
+            sums[1] += int(steps.valid.sum()) * self.model.spec.tokens_per_step
+        sums[0] = all_reduce(sums[0], self.mesh, CUBE) / copies
+        loss, tokens = all_reduce(sums, self.mesh, "dp").tolist()
+        norm = clip_gradients(self.model, config.optimizer.clip_norm, self.mesh)
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise ValueError(
-                f"step {self.step}: loss {loss} with gradient norm {float(norm)}, expected finite "
+                f"step {self.step}: loss {loss} with gradient norm {norm}, expected finite "
                 f"values; the checkpoints up to here are sound (optimizer.learning_rate={rate:.3g})"
             )
         self.optimizer.step()
@@ -248,7 +269,7 @@ class Trainer:
         self.step += 1
         return {
             "train/loss": loss,
-            "train/gradient_norm": float(norm),
+            "train/gradient_norm": norm,
             "train/learning_rate": rate,
             "tokens": tokens,
         }
@@ -257,28 +278,48 @@ class Trainer:
     def validate(self) -> float:
         """Action error on chains of held-out episodes, the same ones every time."""
         assert self.validation is not None
-        acting = self.acting()
-        batches = [self.validation.batch(i) for i in range(VALIDATION_BATCHES)]
-        return float(np.mean([self._loss(acting, *batch).item() for batch in batches]))
+        imitation = Imitation(self.averaged.module.eval(), self.config.precision)  # type: ignore[arg-type]
+        losses = [imitation(*self.validation.batch(i)) for i in range(VALIDATION_BATCHES)]
+        return float(all_reduce(torch.stack(losses).mean(), self.mesh, CUBE))
 
     def acting(self) -> AgenticTransformer:
-        """The model with averaged weights, in evaluation mode: what acts and is judged."""
-        return self.averaged.module.eval()  # type: ignore[return-value]
+        """The whole model with averaged weights, in evaluation mode: what acts and is judged."""
+        averaged = self.averaged.module
+        if isinstance(averaged, AgenticTransformer):
+            return averaged.eval()
+        whole = AgenticTransformer(self.model.spec).to(self.device)
+        whole.load_state_dict(self._whole("averaged", averaged))
+        return whole.eval()
 
     def save(self) -> None:
         """Writes the checkpoint of this step and removes those beyond `keep_checkpoints`."""
-        checkpoint.save(checkpoint.step_path(self.run_dir, self.step), self.state())
-        for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
-            old.unlink()
+        checkpoint.save(checkpoint.step_path(self.run_dir, self.step), self.state(), self.layout)
+        self.saved = self.step
+        if self.world.main:
+            for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
+                checkpoint.remove(old)
 
-    def _loss(self, model: AgenticTransformer, steps: Steps, weight_BL: Tensor) -> Tensor:
-        first = int(weight_BL.any(dim=0).nonzero()[0])  # the loss counts no step before it
-        steps, weight_BL = steps.to(self.device), weight_BL.to(self.device)
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
-        ):
-            predicted_BLA = model(steps, first)
-        return action_loss(predicted_BLA, steps.action[:, first:], weight_BL[:, first:])
+    def _whole(self, key: str, model: nn.Module) -> dict[str, Tensor]:
+        """The state of a model with whole tensors; all processes take part."""
+        state = {key: model.state_dict()}
+        return state[key] if self.layout is None else changed(state, self.layout.whole)[key]
+
+    def _ended_by(self, interrupt: Interrupt) -> signal.Signals | None:
+        """The signal that any of the processes has got, for all of them in the same step."""
+        if self.world.size == 1:
+            return interrupt.signal
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        got = torch.tensor([float(interrupt.signal == kind) for kind in kinds], device=self.device)
+        counts = all_reduce(all_reduce(got, self.mesh, CUBE), self.mesh, "dp").tolist()
+        return next((kind for kind, count in zip(kinds, counts, strict=True) if count), None)
+
+    def _log(self, log: MetricLog | None, values: dict[str, float]) -> None:
+        if log is not None:
+            log.scalars(self.step, values)
+
+    def _say(self, text: str) -> None:
+        if self.world.main:
+            tqdm.write(text)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -293,54 +334,57 @@ class Trainer:
             and (self._due(clocks.rollout_steps) or self.step == steps)
         )
 
-    def _rollout(self, log: MetricLog, bar: tqdm, interrupt: Interrupt) -> None:
+    def _rollout(self, log: MetricLog | None, interrupt: Interrupt) -> None:
         """Acts in the simulator, unless that would take more than its share of the time so far.
 
-        The first and the last step's rollouts are never left out.
+        The first and the last step's rollouts are never left out. The first process acts, however
+        long it takes, and the others wait.
         """
-        more, most = self.last_rollout, self.config.clocks.rollout_share
-        share = (self.spent_rolling + more) / (self.spent + more)
-        if share > most and self.step < self.config.steps:
-            bar.write(
-                f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
-                f"(clocks.rollout_share={most})"
-            )
-        else:
-            began = time.monotonic()
-            try:
-                self._act(log, bar, interrupt)
-            except Interrupted:
-                return
-            self.last_rollout = time.monotonic() - began
-            self.spent_rolling += self.last_rollout
+        acting = self.acting()
+        told = self.world.on_main(lambda: self._act(acting, log, interrupt))
+        if told == "interrupted":
+            return
+        if told is not None and (self.best is None or told >= self.best["score"]):
+            self.best = {"score": told, "step": self.step}
+            path = self.run_dir / "checkpoints" / checkpoint.BEST
+            checkpoint.save(path, self.state(), self.layout)
         self.rolled = self.step
         self.save()
 
-    def _act(self, log: MetricLog, bar: tqdm, interrupt: Interrupt) -> None:
-        """Keeps the best model by the last trial's return over the dataset's best."""
-        score, by_task = score_of(
-            self.acting(), self.store, self.config, lambda: interrupt.signal is not None
-        )
+    def _act(
+        self, acting: AgenticTransformer, log: MetricLog | None, interrupt: Interrupt
+    ) -> float | str | None:
+        """The last trial's return over the dataset's best; None where it was left out."""
+        more, most = self.last_rollout, self.config.clocks.rollout_share
+        share = (self.spent_rolling + more) / (self.spent + more)
+        if share > most and self.step < self.config.steps:
+            self._say(
+                f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
+                f"(clocks.rollout_share={most})"
+            )
+            return None
+        began = time.monotonic()
+        try:
+            score, by_task = score_of(
+                acting, self.store, self.config, lambda: interrupt.signal is not None
+            )
+        except Interrupted:
+            return "interrupted"
         for name, returns_CN in by_task.items():
-            log.scalars(self.step, trial_scalars(f"rollout/{name}", returns_CN))
+            self._log(log, trial_scalars(f"rollout/{name}", returns_CN))
             told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
-            bar.write(f"step {self.step}: {name} trial by trial {told}")
-        if self.best is None or score >= self.best["score"]:
-            self.best = {"score": score, "step": self.step}
-            checkpoint.save(self.run_dir / "checkpoints" / checkpoint.BEST, self.state())
+            self._say(f"step {self.step}: {name} trial by trial {told}")
+        self.last_rollout = time.monotonic() - began
+        self.spent_rolling += self.last_rollout
+        return score
 
-    def _histograms(self, log: MetricLog) -> None:
-        for name, parameter in self.model.named_parameters():
-            log.histogram(self.step, f"weights/{name}", parameter)
+    def _histograms(self, log: MetricLog | None) -> None:
+        whole = self._whole("model", self.model)
+        if log is None:
+            return
+        for name, _ in self.model.named_parameters():
+            log.histogram(self.step, f"weights/{name}", whole[name])
         steps, _ = self.stream.sampler.batch(self.stream.position)
         normal = self.model.normalise(steps.to(self.device))
         for name in ("return_to_go", "observation", "action", "reward"):
             log.histogram(self.step, f"data/{name}", getattr(normal, name))
-
-
-def _memory(device: torch.device) -> float:
-    """Peak bytes so far: allocated on a GPU, resident in the process on a CPU."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else 1024 * peak)

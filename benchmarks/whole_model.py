@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from agentic.config import LayerConfig, ModelConfig, TokensConfig
-from agentic.model import AgenticTransformer, ModelSpec
+from agentic.model import AgenticTransformer, ModelSpec, action_loss
 from agentic.tokens import ACTION_READ_AT, Steps
-from agentic.trainer import action_loss
 from benchmarks import measure, peers
 from benchmarks.allocations import allocated
 from benchmarks.report import Report, mb, number
@@ -109,7 +108,8 @@ class Training:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             predicted_BLA = self.model(self.steps, self.first)
         action_BLA = self.steps.action[:, self.first :]
-        return action_loss(predicted_BLA, action_BLA, torch.ones(action_BLA.shape[:2]))
+        weight_BL = torch.ones(action_BLA.shape[:2])
+        return action_loss(predicted_BLA, action_BLA, weight_BL, weight_BL.sum())
 
     def step(self) -> None:
         """One update."""

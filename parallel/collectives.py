@@ -1,10 +1,10 @@
 """What processes send each other. The only file that calls collectives on tensors of the model.
 
-Everything is along one axis of a `CubeMesh`, and nothing is called on an axis of size 1. The
-functions in capitals' place: `gather`, `scatter`, `total`, `everywhere` are differentiable, and each
-one's gradient is another of them; the rest are not.
+Everything is along one axis of a `CubeMesh`, and nothing is called on an axis of size 1. `gather`,
+`scatter` and `everywhere` are differentiable, the others are not.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def all_gather(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
-    """x is (p, ...), part k for peer k; the sum of all peers' parts for this one."""
+    """The sum of what all peers have for this one, of x (p, ...) with a part for every peer."""
     if mesh.sizes[axis] == 1:
         return x[0]
     x, group = x.contiguous(), mesh.group(axis)
@@ -51,6 +51,28 @@ def all_reduce(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
     with mesh.guard(axis):
         dist.all_reduce(x, group=mesh.group(axis))
     return x
+
+
+def pass_on(x: Tensor, mesh: CubeMesh, axis: str) -> Callable[[], Tensor]:
+    """Starts to send x to the next peer of a ring; the result waits for what the last one sent."""
+    p, here, peers = mesh.sizes[axis], mesh.place[axis], mesh.peers(axis)
+    x, group = x.contiguous(), mesh.group(axis)
+    received = torch.empty_like(x)
+    with mesh.guard(axis):
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, x, peers[(here + 1) % p], group),
+                dist.P2POp(dist.irecv, received, peers[(here - 1) % p], group),
+            ]
+        )
+
+    def wait() -> Tensor:
+        with mesh.guard(axis):
+            for work in works:
+                work.wait()
+        return received
+
+    return wait
 
 
 def joined(parts: Tensor, dim: int) -> Tensor:

@@ -42,8 +42,7 @@ class Stack:
     @property
     def layer_parameters(self) -> int:
         """Numbers in the weights of one layer."""
-        D, F = self.size.width, self.size.feed_forward
-        return 4 * D * D + 2 * D * F + 9 * D + F
+        return self.size.matrices + self.size.vectors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ class CubeMesh:
         x, y, z: sides of the cube, 1 or more.
         dp: copies of the cube, on different data.
         device: "cpu" (gloo) or "cuda" (nccl).
-        timeout: seconds that a collective may take.
+        timeout: seconds that a collective may take; None: as the process group was told (a backend
+            that only pretends to send has none).
         world: names the lost peer; None: only its axis can be named.
 
     Raises:
@@ -42,7 +43,7 @@ class CubeMesh:
         *,
         dp: int = 1,
         device: str = "cpu",
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
         world: World | None = None,
     ) -> None:
         self.shape = {"dp": dp, "y": y, "z": z, "x": x}
@@ -69,7 +70,8 @@ class CubeMesh:
                 mesh = flat if axis == CUBE else self._mesh
                 self._groups[axis] = mesh.get_group(axis)
                 # The groups of a mesh do not inherit the timeout of the whole.
-                self._groups[axis].set_timeout(timedelta(seconds=timeout))
+                if timeout is not None:
+                    self._groups[axis].set_timeout(timedelta(seconds=timeout))
                 self.place[axis] = mesh.get_local_rank(axis)
 
     def __deepcopy__(self, memo: dict) -> "CubeMesh":

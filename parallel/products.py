@@ -1,8 +1,8 @@
 """Matrix products of a cube (arXiv:2105.14450, algorithms 1 to 6, corrected).
 
 Every matrix is cut along two of the three axes and *misses* the third, its direction, along which
-its rows are cut once more, so that a process holds 1/P of it. For Z = op(A) op(B), with A missing u,
-B missing v and Z missing w, the index that is summed over is cut along w:
+its rows are cut once more, so that a process holds 1/P of it. For Z = op(A) op(B), with A missing
+u, B missing v and Z missing w, the index that is summed over is cut along w:
 
     gather A along u and B along v; multiply; sum along w, and keep the own rows.
 
@@ -30,7 +30,7 @@ def product_ab(a: Tensor, b: Tensor, mesh: CubeMesh, directions: Directions) -> 
 def product_abt(
     a: Tensor, b: Tensor, mesh: CubeMesh, directions: Directions, keep: bool = False
 ) -> Tensor:
-    """Z = A Bᵀ: a linear map of A's rows. `keep` saves A gathered, and the bytes to gather it again."""
+    """Z = A Bᵀ, a linear map of A's rows; with `keep` A is kept gathered for the gradient of B."""
     return _Product.apply(a, b, mesh, "nt", directions, keep)
 
 

@@ -4,13 +4,15 @@ A part is a plain tensor; only a checkpoint sees it as a DTensor. Where one dime
 several axes, y is the outermost and x the innermost.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from parallel.collectives import all_gather, joined
-from parallel.mesh import CubeMesh
+from parallel.collectives import all_gather, gather, joined
+from parallel.mesh import CUBE, CubeMesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +21,8 @@ class Cut:
 
     Attributes:
         y, z, x: the dimension.
-        stack: the rows are so many matrices, one below the other, and each is cut alike; a part then
-            has one dimension more in front, which the others count.
+        stack: the rows are so many matrices, one below the other, and each is cut alike; a part
+            then has one dimension more in front, which the others count.
     """
 
     y: int | None = None
@@ -55,3 +57,20 @@ class Cut:
 
 
 SPREAD = Cut(y=0, z=0, x=0)  # a vector, over all processes
+
+
+def gathered_spread(parts: Mapping[str, tuple[Tensor, Cut]], mesh: CubeMesh) -> dict[str, Tensor]:
+    """Parameters of which one dimension is cut over all processes, whole, in one call.
+
+    Every process may use what it likes of them: its gradients are summed over the cube.
+    """
+    flat = gather(torch.cat([part.flatten() for part, _ in parts.values()]), mesh, CUBE, 0)
+    pieces = flat.unflatten(0, (mesh.sizes[CUBE], -1)).split(
+        [part.numel() for part, _ in parts.values()], dim=1
+    )
+    whole = {}
+    for piece, (name, (part, cut)) in zip(pieces, parts.items(), strict=True):
+        assert cut.x is not None, "not spread over all processes"
+        assert cut.x == cut.y == cut.z
+        whole[name] = joined(piece.unflatten(1, part.shape), cut.x)
+    return whole

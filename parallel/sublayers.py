@@ -27,6 +27,16 @@ class LayerSize:
         """K, the width of one head."""
         return self.width // self.heads
 
+    @property
+    def matrices(self) -> int:
+        """Numbers in the weights of linear maps."""
+        return 4 * self.width**2 + 2 * self.width * self.feed_forward
+
+    @property
+    def vectors(self) -> int:
+        """Numbers in their biases and in the norms."""
+        return 9 * self.width + self.feed_forward
+
 
 class Weights(NamedTuple):
     """The layer's parameters; linear weights are (out, in) as in `torch.nn.Linear`."""

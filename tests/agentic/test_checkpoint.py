@@ -65,7 +65,7 @@ def test_parameters_of_another_size(tmp_path):
 
 
 def test_find_prefers_the_best_then_the_newest(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a checkpoint file or a run directory"):
+    with pytest.raises(ValueError, match=r"expected a checkpoint or a run directory"):
         checkpoint.find(tmp_path)
     with pytest.raises(ValueError, match="expected a run with"):
         checkpoint.newest(tmp_path)

@@ -104,7 +104,7 @@ def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatc
             def interrupted(*arguments):
                 if run.step == 8:
                     run.interrupt.signal = signal.SIGTERM
-                act(*arguments)
+                return act(*arguments)
 
             run._act = interrupted
             assert run_trainer(run) is signal.SIGTERM

@@ -1,0 +1,61 @@
+"""What an optimiser step is made of: learning rate, loss, gradients of all processes."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentic.config import TrainConfig
+from agentic.cube_model import CubeTransformer
+from agentic.model import AgenticTransformer
+from agentic.tokens import Steps
+from parallel.collectives import all_reduce
+from parallel.mesh import CUBE, CubeMesh
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then cosine to `final_fraction`; for the update that makes step + 1."""
+    optimizer = config.optimizer
+    warm = min(1.0, (step + 1) / max(1, optimizer.warmup_steps))
+    past = max(0, step - optimizer.warmup_steps) / max(1, config.steps - optimizer.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * past))
+    floor = optimizer.final_fraction
+    return optimizer.learning_rate * warm * (floor + (1 - floor) * cosine)
+
+
+class Imitation(nn.Module):
+    """A model's loss as a module of its own, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, model: AgenticTransformer | CubeTransformer, precision: str) -> None:
+        super().__init__()
+        self.model = model
+        self._half = precision == "bf16"
+
+    def forward(self, steps: Steps, weight_BL: Tensor) -> Tensor:
+        """The loss, or this process's share of it in a cube, of steps on any device."""
+        device = self.model.return_scale.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._half):
+            return self.model.loss(steps.to(device), weight_BL.to(device))
+
+
+def seed_micro_batch(seed: int, index: int) -> None:
+    """Makes what micro-batch `index` draws its own, whoever takes it and however often resumed."""
+    drawn = np.random.SeedSequence([seed, index]).generate_state(1)
+    torch.manual_seed(int(drawn[0]))
+
+
+def clip_gradients(
+    model: AgenticTransformer | CubeTransformer, most: float, mesh: CubeMesh
+) -> float:
+    """Scales all gradients down to the common norm `most` where theirs is larger; their norm."""
+    if not isinstance(model, CubeTransformer):
+        return float(nn.utils.clip_grad_norm_(model.parameters(), most))
+    squares = torch.zeros((), dtype=torch.float64, device=model.return_scale.device)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            holders = mesh.sizes[CUBE] if model.cuts[name].x is None else 1
+            squares += parameter.grad.double().square().sum() / holders
+    norm = all_reduce(squares, mesh, CUBE).sqrt().float()
+    nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+    return float(norm)
