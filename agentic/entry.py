@@ -3,17 +3,23 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
+import torch.distributed as dist
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from envs import expand, quiet_simulator
+from parallel.world import MainFailed, PeerLost, own_rank, processes
+
+_GRACE_SECONDS = 3
+_SILENT_SECONDS = 10
 
 
 def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) -> None:
@@ -22,11 +28,16 @@ def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) 
     A ValueError, an OSError or a configuration that hydra refuses ends the process with exit
     code 2 and one line on standard error. Programming errors keep their traceback. Ctrl-C and
     SIGTERM end it with 130 and 143, after everything has been closed.
+
+    Of several processes, only rank 0 tells what all have found before they met; later each tells
+    its own, with its rank in front. A process that ends because of another one has exit code 3:
+    with one line that names a lost process, with none where rank 0 has failed and says so itself.
+    SIGTERM waits 3 s, since torchrun sends it to those who can still name the lost process.
     """
     # Without it hydra prints its own multi-line report and exits before a caller can word it.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     quiet_simulator()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _terminate if processes() == 1 else _terminate_soon)
 
     def call(config: DictConfig) -> None:
         # Told here as well, since hydra would add lines of its own to an exception of the task.
@@ -45,20 +56,47 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+def _terminate_soon(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGALRM, _terminate)
+    signal.alarm(_GRACE_SECONDS)
+
+
 @contextmanager
 def _told(command: str) -> Iterator[None]:
     """Ends the process with one line for errors that are the user's to mend."""
     try:
         yield
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"{command}: error: {_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
+        _end(2, f"{command}: error: {_one_line(error)}", by_all=dist.is_initialized())
+    except PeerLost as error:
+        _end(3, f"{command}: error: {_one_line(error)}", by_all=True)
+    except MainFailed:
+        _end(3, "")
     except Terminated:
-        print(f"{command}: terminated", file=sys.stderr)
-        sys.exit(128 + signal.SIGTERM)
+        _end(128 + signal.SIGTERM, f"{command}: terminated")
     except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        _end(128 + signal.SIGINT, f"{command}: interrupted")
+
+
+def _end(code: int, told: str, *, by_all: bool = False) -> NoReturn:
+    """Ends the process with a line of every rank, or of rank 0."""
+    if processes() == 1:
+        print(told, file=sys.stderr)
+        sys.exit(code)
+    if own_rank() > 0 and not by_all:
+        if code > 128:
+            told = ""
+        else:
+            # The first to end makes torchrun end the others, and rank 0 still has to say why.
+            # This one goes on only where rank 0 has found nothing wrong.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(_SILENT_SECONDS)
+            by_all = True
+    if told:
+        print(f"[rank {own_rank()}] {told}" if by_all else told, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Everything is closed but the groups, and those with a lost member can hang.
+    os._exit(code)
 
 
 def _unknown_task(name: str) -> str:

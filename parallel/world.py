@@ -1,6 +1,6 @@
 """The processes of a run: who is first, what it tells the others, and which one was lost.
 
-They meet in a store of keys that torchrun keeps (rank 0 where it was started without torchrun). What
+They meet in a store of keys that torchrun keeps (rank 0 where something else started them). What
 takes hours on one process, and the search for a dead one, go through the store and not through
 collectives, which have a time limit and break with any of their members.
 """
@@ -21,6 +21,7 @@ import torch.distributed as dist
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 1.0  # a living process answers within one poll, and within this on a busy machine
+_PARTING_SECONDS = 2.0
 _FAILED = "failed"  # no JSON
 
 T = TypeVar("T")
@@ -62,14 +63,14 @@ class World:
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         self._told = 0  # answers of `on_main` so far
+        self._verdict: str | None = None
         if store is not None:
             ended = threading.Event()
-            answering = threading.Thread(
-                target=self._answer, args=(store.clone(), ended), daemon=True
-            )
-            answering.start()
+            own = store.clone()  # type: ignore[attr-defined]  # not held up by another's wait
+            watching = threading.Thread(target=self._watch, args=(own, ended), daemon=True)
+            watching.start()
             # A thread inside the store would abort the interpreter that ends without it.
-            atexit.register(answering.join, 1.0)
+            atexit.register(watching.join, 1.0)
             atexit.register(ended.set)
 
     @classmethod
@@ -87,13 +88,13 @@ class World:
             return cls()
         limit = timedelta(seconds=timeout)
         if device == "cuda":
-            local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-            if local >= gpus:
+            local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+            if local > gpus:
                 raise ValueError(
-                    f"device: got process {local} of a machine with {gpus} GPU(s), expected "
-                    "one GPU for each process"
+                    f"device: got {local} process(es) on a machine with {gpus} GPU(s), expected "
+                    "one GPU for each"
                 )
-            torch.cuda.set_device(local)
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
         # torchrun may start everything again, with the store that it has.
         keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
@@ -130,6 +131,8 @@ class World:
                 told = json.dumps(work())
             finally:
                 self.store.set(key, told)
+                if told == _FAILED:
+                    self._part()
         else:
             try:
                 while not self.store.check([key]):
@@ -138,6 +141,7 @@ class World:
             except RuntimeError as error:
                 raise PeerLost(f"lost rank 0, waited for by rank {self.rank}: {error}") from error
             if told == _FAILED:
+                self._part()
                 raise MainFailed
         return json.loads(told)
 
@@ -145,67 +149,65 @@ class World:
         """Which process was lost, after a collective with `peers` along `axis` has failed.
 
         The first to ask waits for the answers of all, which threads give whatever their processes
-        do; the others read its verdict. So all name the same process, also those who only lost a
+        do; the others hear its verdict. So all name the same process, also those who only lost a
         peer that had given up. Never raises, and takes 1.5 s at most.
         """
-        verdicts: list[str] = []
-        asking = threading.Thread(target=self._ask, args=(axis, peers, verdicts), daemon=True)
-        asking.start()
-        asking.join(_ANSWER_SECONDS + 0.5)
-        told = verdicts[0] if verdicts else f"lost one of rank(s) {peers} on axis {axis}"
+        if self._verdict is None:
+            # Not in this thread: a store that hangs has no time limit.
+            asking = threading.Thread(target=self._ask, args=(axis, peers), daemon=True)
+            asking.start()
+            asking.join(_ANSWER_SECONDS + 0.5)
+        told = self._verdict or f"lost one of rank(s) {peers} on axis {axis}"
         return f"{told}; this is rank {self.rank}"
 
-    def _ask(self, axis: str, peers: list[int], verdicts: list[str]) -> None:
+    def _ask(self, axis: str, peers: list[int]) -> None:
         if self.store is None:
             return
         until = time.monotonic() + _ANSWER_SECONDS + 0.5
         with contextlib.suppress(RuntimeError):  # the store may be what was lost
-            self.store.append("reports", json.dumps([self.rank, axis, peers]) + "\n")
-            if self._reports()[0][0] == self.rank:
-                self.store.set("verdict", self._verdict())
-            while not self.store.check(["verdict"]):
-                if time.monotonic() > until:
-                    return
-                time.sleep(_POLL_SECONDS)
-            verdicts.append(self.store.get("verdict").decode())
+            number = self.store.add("reports", 1)
+            self.store.set(f"report/{number}", json.dumps([self.rank, axis, peers]))
+            if number == 1:
+                self.store.set("verdict", self._judge(self.store))
+        while self._verdict is None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS / 2)
 
-    def _answer(self, store: dist.Store, ended: threading.Event) -> None:
-        """A thread's work: at the first report, tell that this process lives."""
-        with contextlib.suppress(RuntimeError):  # the store ends with the run
-            while not ended.wait(_POLL_SECONDS):
-                if store.check(["reports"]):
-                    store.append("living", f"{self.rank} ")
-                    return
-
-    def _reports(self) -> list[tuple[int, str, list[int]]]:
-        assert self.store is not None
-        return [json.loads(line) for line in self.store.get("reports").splitlines()]
-
-    def _verdict(self) -> str:
-        assert self.store is not None
-        silent, until = {self.rank}, time.monotonic() + _ANSWER_SECONDS
+    def _judge(self, store: dist.Store) -> str:
+        silent, until = set(range(self.size)), time.monotonic() + _ANSWER_SECONDS
         while silent and time.monotonic() < until:
-            time.sleep(0.02)
-            living = self.store.get("living") if self.store.check(["living"]) else b""
-            silent = set(range(self.size)) - {int(rank) for rank in living.split()}
-        reports = self._reports()
+            time.sleep(_POLL_SECONDS / 2)
+            silent = {rank for rank in silent if not store.check([f"living/{rank}"])}
+        keys = [f"report/{number + 1}" for number in range(store.add("reports", 0))]
+        reports = [json.loads(store.get(key)) for key in keys if store.check([key])]
+        rank, axis, peers = reports[0]
         if not silent:
-            rank, axis, peers = reports[0]
-            return f"no process is lost: axis {axis} failed first on rank {rank} with {peers}"
-        names = f"lost rank {', '.join(str(rank) for rank in sorted(silent))}"
+            return f"no process is lost: axis {axis} failed first, on rank {rank} with {peers}"
         axes = [axis for _, axis, peers in reports if silent & set(peers)]
-        where = f"on axis {axes[0]}" if axes else f"noticed on axis {reports[0][1]}"
-        return f"{names} {where} (it died or hangs)"
+        where = f"on axis {axes[0]}" if axes else f"noticed on axis {axis}"
+        return f"lost rank {', '.join(map(str, sorted(silent)))} {where} (it died or hangs)"
+
+    def _watch(self, store: dist.Store, ended: threading.Event) -> None:
+        """A thread's work: tell at the first report that this process lives; hear the verdict."""
+        with contextlib.suppress(RuntimeError):  # the store ends with the run
+            while not store.check(["report/1"]):
+                if ended.wait(_POLL_SECONDS):
+                    return
+            store.set(f"living/{self.rank}", "")
+            while not store.check(["verdict"]):
+                if ended.wait(_POLL_SECONDS):
+                    return
+            self._verdict = store.get("verdict").decode()
 
     def close(self) -> None:
-        """Leaves the others, after work that went well; a process that failed just ends.
+        """Leaves the others, after work that went well; a process that failed just ends."""
+        if self.store is not None:
+            self._part()
+            dist.destroy_process_group()
 
-        Rank 0 goes last: it may keep the store.
-        """
-        if self.store is None:
-            return
-        gone = self.store.add("gone", 1)
-        while self.main and gone < self.size:
+    def _part(self) -> None:
+        """Rank 0 goes last, since it may keep the store."""
+        assert self.store is not None
+        gone, until = self.store.add("gone", 1), time.monotonic() + _PARTING_SECONDS
+        while self.main and gone < self.size and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
             gone = self.store.add("gone", 0)
-        dist.destroy_process_group()
