@@ -109,12 +109,13 @@ def layer_terms(
         term("gradients of matrices", "x", 0, matrices, full=True),
         # Few enough to stay gathered.
         term("vectors", whole, vectors, vectors, full=True),
-        # Two norms; their gradients need two sums over all columns, which are summed for all.
+        # Two norms, attention's three times in all; their gradients need two sums over all columns,
+        # which are summed for all.
         term(
             "moments of norms",
             "z",
             2 * (z - 1) * moments,
-            2 * (z - 1) * moments + 2 * 2 * (z - 1) / z * moments,
+            3 * (z - 1) * moments + 2 * 2 * (z - 1) / z * moments,
             full=True,
         ),
     ]

@@ -120,32 +120,33 @@ class CubeJob:
         return x_RBC * kept_2RBC[branch] * (1 / (1 - self.size.dropout))
 
     def linear(
-        self,
-        x_RBC: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        directions: tuple[str, str],
-        keep: bool = True,
+        self, x_RBC: Tensor, weight: Tensor, bias: Tensor, directions: tuple[str, str]
     ) -> Tensor:
         """A linear map of rows; its input's rows are cut along the first direction."""
-        B = x_RBC.shape[1]
         into, out = directions
-        z_NC = product_abt(x_RBC.flatten(0, 1), weight, self.mesh, (into, None, out), keep)
-        return z_NC.unflatten(0, (-1, B)) + bias.to(z_NC.dtype)
+        z_NC = product_abt(x_RBC.flatten(0, 1), weight, self.mesh, (into, None, out), keep=True)
+        return z_NC.unflatten(0, (-1, x_RBC.shape[1])) + bias.to(z_NC.dtype)
 
-    def project(self, columns: Columns, matrices: Matrices, x_RBC: Tensor) -> Tensor:
-        """Queries, keys and values (R, B, 3, H, K) of a block."""
-        normed_RBC = cube_norm(
-            x_RBC, columns.norm_attention_weight, columns.norm_attention_bias, self.mesh
-        )
-        qkv_RBE = self.linear(
-            normed_RBC.to(self.dtype),
-            matrices.query_key_value,
-            columns.query_key_value_bias,
-            WIDENS,
-            keep=False,  # all blocks of a layer are there at once
-        )
-        return qkv_RBE.unflatten(2, (3, -1, self.size.head_width))
+    def normed(self, columns: Columns, x_RBC: Tensor) -> Tensor:
+        """A block's input of the projection to queries, keys and values."""
+        weight_C, bias_C = columns.norm_attention_weight, columns.norm_attention_bias
+        return cube_norm(x_RBC, weight_C, bias_C, self.mesh).to(self.dtype)
+
+    def project(self, columns: Columns, matrices: Matrices, x_RBC: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (R, B, H, K), keys and values (R, B, 2, H, K) of all own rows."""
+        shape = (-1, self.size.head_width)
+        q_RBHK, kv_RB2HK = [], []
+        for x in self.layout.split(x_RBC):
+            qkv_RBE = self.linear(
+                self.normed(columns, x),
+                matrices.query_key_value,
+                columns.query_key_value_bias,
+                WIDENS,
+            )
+            qkv_RB3HK = qkv_RBE.unflatten(2, (3, *shape))
+            q_RBHK.append(qkv_RB3HK[:, :, 0].clone())
+            kv_RB2HK.append(qkv_RB3HK[:, :, 1:].clone())
+        return _joined_rows(q_RBHK), _joined_rows(kv_RB2HK)
 
     def hidden(
         self,
@@ -171,87 +172,110 @@ class _CubeLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: CubeJob, x_RBC: Tensor, *weights: Tensor) -> Tensor:
         columns, parts = Columns(*weights[: len(VECTORS)]), weights[len(VECTORS) :]
+        y_RBC = torch.empty_like(x_RBC)
         with torch.autocast(x_RBC.device.type, enabled=False):
             matrices = _gathered(job, parts)
-            blocks = job.layout.split(x_RBC)
-            qkv_RB3HK = torch.cat([job.project(columns, matrices, x) for x in blocks])
-            out_RBHK, lse_BHR = job.attention.forward(qkv_RB3HK)
-            del qkv_RB3HK
-            y = []
-            for block, x, out in zip(
-                job.layout.blocks, blocks, job.layout.split(out_RBHK), strict=True
-            ):
+            out_RBHK, lse_BHR = job.attention.forward(*job.project(columns, matrices, x_RBC))
+            split = map(job.layout.split, (x_RBC, out_RBHK, y_RBC))
+            for block, x, out, y in zip(job.layout.blocks, *split, strict=True):
                 kept_2RBC = job.kept(block, x)
-                x, hidden = job.hidden(columns, matrices, x, out, kept_2RBC)
+                stream, hidden = job.hidden(columns, matrices, x, out, kept_2RBC)
                 branch = job.linear(hidden, matrices.down, columns.down_bias, NARROWS)
-                y.append(x + job.drop(1, branch, kept_2RBC))
+                y.copy_(stream + job.drop(1, branch, kept_2RBC))
         ctx.job = job
         ctx.save_for_backward(x_RBC, out_RBHK, lse_BHR, *weights)
-        return torch.cat(y)
+        return y_RBC
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_RBC: Tensor) -> tuple[Tensor | None, ...]:
         x_RBC, out_RBHK, lse_BHR, *weights = ctx.saved_tensors
-        job = ctx.job
-        columns, parts = weights[: len(VECTORS)], weights[len(VECTORS) :]
-        with torch.autocast(x_RBC.device.type, enabled=False), torch.enable_grad():
-            whole = [w.detach().requires_grad_() for w in (*columns, *_gathered(job, parts))]
-            dx_RBC, sums = _backward(job, whole, x_RBC, out_RBHK, lse_BHR, dy_RBC)
-        vectors, matrices = sums[: len(VECTORS)], sums[len(VECTORS) :]
-        return None, dx_RBC, *vectors, *_scattered(job, matrices, parts)
+        vectors, parts = weights[: len(VECTORS)], weights[len(VECTORS) :]
+        with torch.autocast(x_RBC.device.type, enabled=False):
+            back = _Backward(ctx.job, [*vectors, *_gathered(ctx.job, parts)])
+            dx_RBC = back.layer(x_RBC, out_RBHK, lse_BHR, dy_RBC)
+        sums = back.sums[: len(VECTORS)], back.sums[len(VECTORS) :]
+        return None, dx_RBC, *sums[0], *_scattered(ctx.job, sums[1], parts)
 
 
-def _backward(
-    job: CubeJob,
-    weights: list[Tensor],
-    x_RBC: Tensor,
-    out_RBHK: Tensor,
-    lse_BHR: Tensor,
-    dy_RBC: Tensor,
-) -> tuple[Tensor, list[Tensor]]:
-    """Gradients of x and of the weights as gathered, the latter summed over blocks in fp32."""
-    columns, matrices = Columns(*weights[: len(VECTORS)]), Matrices(*weights[len(VECTORS) :])
-    sums = [torch.zeros_like(w, dtype=sum_dtype(w)) for w in weights]
-    down, down_bias = len(weights) - 1, len(VECTORS) - 1
+class _Backward:
+    """Gradients of one layer, block by block; those of its weights are summed in fp32."""
 
-    def grad(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Gradients of `inputs`; those of the weights are added to the sums."""
-        found = torch.autograd.grad(outputs, [*inputs, *weights], grads, allow_unused=True)
-        for total, more in zip(sums, found[len(inputs) :], strict=True):
+    def __init__(self, job: CubeJob, weights: list[Tensor]) -> None:
+        self.job = job
+        self.weights = [weight.detach().requires_grad_() for weight in weights]
+        self.columns = Columns(*self.weights[: len(VECTORS)])
+        self.matrices = Matrices(*self.weights[len(VECTORS) :])
+        self.sums = [torch.zeros_like(w, dtype=sum_dtype(w)) for w in weights]
+
+    def layer(self, x_RBC: Tensor, out_RBHK: Tensor, lse_BHR: Tensor, dy_RBC: Tensor) -> Tensor:
+        """The gradient of x."""
+        job = self.job
+        dx_RBC, dout_RBHK = torch.empty_like(x_RBC), torch.empty_like(out_RBHK)
+        split = map(job.layout.split, (x_RBC, out_RBHK, dy_RBC, dx_RBC, dout_RBHK))
+        for block, x, out, dy, dx, dout in zip(job.layout.blocks, *split, strict=True):
+            self._finish(block, x, out, dy, dx, dout)
+        q_RBHK, kv_RB2HK = job.project(self.columns, self.matrices, x_RBC)
+        dq_RBHK, dkv_RB2HK = job.attention.backward(dout_RBHK, q_RBHK, kv_RB2HK, out_RBHK, lse_BHR)
+        del q_RBHK, kv_RB2HK, dout_RBHK
+        split = map(job.layout.split, (x_RBC, dq_RBHK, dkv_RB2HK, dx_RBC))
+        for x, dq, dkv, dx in zip(*split, strict=True):
+            dqkv_RBE = torch.cat([dq[:, :, None], dkv], dim=2).to(job.dtype).flatten(2)
+            self._project(x, dqkv_RBE, dx)
+        return dx_RBC
+
+    def _finish(
+        self, block: range, x: Tensor, out: Tensor, dy: Tensor, dx: Tensor, dout: Tensor
+    ) -> None:
+        """A block of what follows attention; fills the gradients of its input and its attention."""
+        job = self.job
+        x, out = x.detach().requires_grad_(), out.detach().requires_grad_()
+        kept_2RBC = job.kept(block, x)
+        with torch.enable_grad():
+            stream, hidden = job.hidden(self.columns, self.matrices, x, out, kept_2RBC)
+        dbranch = job.drop(1, dy, kept_2RBC).to(job.dtype)
+        dhidden = self._linear("down", "down_bias", hidden.detach(), dbranch, NARROWS)
+        dx_found, dout_found = self._grad([stream, hidden], [x, out], [dy, dhidden])
+        dx.copy_(dx_found)
+        dout.copy_(dout_found)
+
+    def _project(self, x: Tensor, dqkv: Tensor, dx: Tensor) -> None:
+        """A block of the projection; adds to the gradient of its input."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            normed = self.job.normed(self.columns, x)
+        dnormed = self._linear(
+            "query_key_value", "query_key_value_bias", normed.detach(), dqkv, WIDENS
+        )
+        dx += self._grad([normed], [x], [dnormed])[0]
+
+    def _linear(
+        self, weight: str, bias: str, x_RBC: Tensor, dz_RBE: Tensor, directions: tuple[str, str]
+    ) -> Tensor:
+        """The gradient of a linear map's input, without its output, which is not needed again."""
+        into, out = directions
+        dz_NE, mesh = dz_RBE.flatten(0, 1), self.job.mesh
+        dbias = self.sums[Columns._fields.index(bias)]
+        dbias += dz_NE.sum(0, dtype=dbias.dtype)
+        dz_NE = gathered(dz_NE, mesh, out)
+        dweight = self.sums[len(VECTORS) + Matrices._fields.index(weight)]
+        dweight += dz_NE.T @ gathered(x_RBC.flatten(0, 1), mesh, into)
+        with torch.no_grad():
+            return summed(dz_NE @ getattr(self.matrices, weight), mesh, into).view_as(x_RBC)
+
+    def _grad(
+        self, outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor]:
+        """By autograd: gradients of `inputs`; those of the weights are added to the sums."""
+        found = torch.autograd.grad(outputs, [*inputs, *self.weights], grads, allow_unused=True)
+        for total, more in zip(self.sums, found[len(inputs) :], strict=True):
             if more is not None:
                 total += more
         return list(found[: len(inputs)])
 
-    dx: list[Tensor] = []
-    dout: list[Tensor] = []
-    for block, x, out, dy in zip(
-        job.layout.blocks, *map(job.layout.split, (x_RBC, out_RBHK, dy_RBC)), strict=True
-    ):
-        x, out = x.detach().requires_grad_(), out.detach().requires_grad_()
-        kept_2RBC = job.kept(block, x)
-        stream, hidden = job.hidden(columns, matrices, x, out, kept_2RBC)
-        # The last map by hand: its output is not needed again.
-        with torch.no_grad():
-            dbranch_NC = job.drop(1, dy, kept_2RBC).to(job.dtype).flatten(0, 1)
-            sums[down_bias] += dbranch_NC.sum(0, dtype=sums[down_bias].dtype)
-            dbranch_NC = gathered(dbranch_NC, job.mesh, "y")
-            sums[down] += dbranch_NC.T @ gathered(hidden.flatten(0, 1), job.mesh, "z")
-            dhidden_NF = summed(dbranch_NC @ matrices.down, job.mesh, "z")
-        for part, more in zip(
-            (dx, dout),
-            grad([stream, hidden], [x, out], [dy, dhidden_NF.view_as(hidden)]),
-            strict=True,
-        ):
-            part.append(more)
-    inputs = [x.detach().requires_grad_() for x in job.layout.split(x_RBC)]
-    qkv = [job.project(columns, matrices, x) for x in inputs]
-    with torch.no_grad():
-        dqkv_RB3HK = job.attention.backward(torch.cat(dout), torch.cat(qkv), out_RBHK, lse_BHR).to(
-            job.dtype
-        )
-    dx_by_qkv = grad(qkv, inputs, list(job.layout.split(dqkv_RB3HK)))
-    return torch.cat(dx) + torch.cat(dx_by_qkv), sums
+
+def _joined_rows(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _gathered(job: CubeJob, parts: Any) -> Matrices:

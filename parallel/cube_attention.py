@@ -9,6 +9,7 @@ that keys and values are there of, B sequences, H heads, K head width.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ from parallel.kernels import Attended, Kernel, merge_
 from parallel.rows import RowLayout
 
 Stripes = tuple[range, ...]  # positions that keys are there of, in their order
+
+
+class Queries(NamedTuple):
+    """Queries of the own rows, and what their gradient is made of, each (B, H, R, ...)."""
+
+    q_BHRK: Tensor
+    dout_BHRK: Tensor
+    out_BHRK: Tensor
+    lse_BHR: Tensor
+    dq_BHRK: Tensor  # to which is added
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +51,14 @@ class SpreadAttention:
     ring: bool
     block_key: int
 
-    def forward(self, qkv_RB3HK: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q_RBHK: Tensor, kv_RB2HK: Tensor) -> tuple[Tensor, Tensor]:
         """Output (R, B, H, K) and log-sum-exp (B, H, R) of the own rows."""
-        q_BHRK = _heads_first(qkv_RB3HK, 0)
+        q_BHRK = _heads_first(q_RBHK)
         out_BHRK = torch.zeros_like(q_BHRK, dtype=sum_dtype(q_BHRK))
         lse_BHR = torch.full_like(out_BHRK[..., 0], -torch.inf)
-        for heads in self._groups_of_heads(qkv_RB3HK.shape[3]):
-            for stripes, kv_SB2HK in self._rounds(qkv_RB3HK[:, :, 1:, heads]):
-                k_BHSK, v_BHSK = (_heads_first(kv_SB2HK, i) for i in range(2))
+        for heads in self._groups_of_heads(q_RBHK.shape[2]):
+            for stripes, kv_SB2HK in self._rounds(kv_RB2HK[:, :, :, heads]):
+                k_BHSK, v_BHSK = map(_heads_first, kv_SB2HK.unbind(2))
                 for rows, keys, positions, causal in self._seen(stripes):
                     more = attend(
                         self.kernel,
@@ -58,49 +69,54 @@ class SpreadAttention:
                         causal,
                     )
                     merge_(out_BHRK[:, heads, rows], lse_BHR[:, heads, rows], *more)
-        return out_BHRK.permute(2, 0, 1, 3).to(qkv_RB3HK.dtype), lse_BHR
+        return out_BHRK.permute(2, 0, 1, 3).to(q_RBHK.dtype), lse_BHR
 
     def backward(
-        self, dout_RBHK: Tensor, qkv_RB3HK: Tensor, out_RBHK: Tensor, lse_BHR: Tensor
-    ) -> Tensor:
-        """Gradient of the own queries, keys and values, in fp32 or fp64."""
-        dqkv_RB3HK = torch.zeros_like(qkv_RB3HK, dtype=sum_dtype(qkv_RB3HK))
-        for heads in self._groups_of_heads(qkv_RB3HK.shape[3]):
-            dout_BHRK, q_BHRK, out_BHRK = (
-                t_RBHK[:, :, heads].permute(1, 2, 0, 3)
-                for t_RBHK in (dout_RBHK, qkv_RB3HK[:, :, 0], out_RBHK)
-            )
-            dq_BHRK = _heads_first(dqkv_RB3HK[..., heads, :], 0)
-            total: Tensor | None = None
-            for stripes, kv_SB2HK in self._rounds(qkv_RB3HK[:, :, 1:, heads]):
-                k_BHSK, v_BHSK = (_heads_first(kv_SB2HK, i) for i in range(2))
-                if total is None:
-                    total = torch.zeros_like(kv_SB2HK, dtype=dqkv_RB3HK.dtype)
-                dk_BHSK, dv_BHSK = (_heads_first(total, i) for i in range(2))
-                for rows, keys, positions, causal in self._seen(stripes):
-                    block = Attended(
-                        q_BHRK[:, :, rows],
-                        k_BHSK[:, :, keys],
-                        v_BHSK[:, :, keys],
-                        out_BHRK[:, :, rows],
-                        lse_BHR[:, heads, rows],
-                    )
-                    attend_backward(
-                        self.kernel,
-                        dout_BHRK[:, :, rows],
-                        block,
-                        dq_BHRK[:, :, rows],
-                        dk_BHSK[:, :, keys],
-                        dv_BHSK[:, :, keys],
-                        positions,
-                        causal,
-                        self.block_key,
-                    )
+        self,
+        dout_RBHK: Tensor,
+        q_RBHK: Tensor,
+        kv_RB2HK: Tensor,
+        out_RBHK: Tensor,
+        lse_BHR: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the own queries, and of the own keys and values, in fp32 or fp64."""
+        wide = sum_dtype(q_RBHK)
+        dq_RBHK = torch.zeros_like(q_RBHK, dtype=wide)
+        every = dq_RBHK, dout_RBHK, q_RBHK, out_RBHK
+        parts = []
+        for heads in self._groups_of_heads(q_RBHK.shape[2]):
+            dq_BHRK, dout_BHRK, q_BHRK, out_BHRK = (_heads_first(t[:, :, heads]) for t in every)
+            dkv_SB2HK: Tensor | None = None
+            for stripes, kv_SB2HK in self._rounds(kv_RB2HK[:, :, :, heads]):
+                if dkv_SB2HK is None:
+                    dkv_SB2HK = torch.zeros_like(kv_SB2HK, dtype=wide)
+                queries = Queries(q_BHRK, dout_BHRK, out_BHRK, lse_BHR[:, heads], dq_BHRK)
+                self._add_gradients(queries, stripes, kv_SB2HK, dkv_SB2HK)
                 if self._goes_round:  # the sums go with their keys, and end at home
-                    total = pass_on(total, self.layout.mesh, "x")()
-            assert total is not None
-            dqkv_RB3HK[:, :, 1:, heads] = self._brought_home(total)
-        return dqkv_RB3HK
+                    dkv_SB2HK = pass_on(dkv_SB2HK, self.layout.mesh, "x")()
+            assert dkv_SB2HK is not None
+            parts.append(self._brought_home(dkv_SB2HK))
+        return dq_RBHK, parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+    def _add_gradients(
+        self, queries: Queries, stripes: Stripes, kv_SB2HK: Tensor, dkv_SB2HK: Tensor
+    ) -> None:
+        """Adds what the keys of these stripes give to the gradients of queries, keys and values."""
+        k_BHSK, v_BHSK = map(_heads_first, kv_SB2HK.unbind(2))
+        dk_BHSK, dv_BHSK = map(_heads_first, dkv_SB2HK.unbind(2))
+        for rows, keys, positions, causal in self._seen(stripes):
+            q, dout, out, lse, dq = (t[:, :, rows] for t in queries)
+            attend_backward(
+                self.kernel,
+                dout,
+                Attended(q, k_BHSK[:, :, keys], v_BHSK[:, :, keys], out, lse),
+                dq,
+                dk_BHSK[:, :, keys],
+                dv_BHSK[:, :, keys],
+                positions,
+                causal,
+                self.block_key,
+            )
 
     @property
     def _goes_round(self) -> bool:
@@ -158,6 +174,6 @@ class SpreadAttention:
                     yield rows, keys, places, True
 
 
-def _heads_first(x_RBnHK: Tensor, index: int) -> Tensor:
-    """One of the n kinds as (B, H, R, K)."""
-    return x_RBnHK[:, :, index].permute(1, 2, 0, 3)
+def _heads_first(x_RBHK: Tensor) -> Tensor:
+    """The same numbers as (B, H, R, K)."""
+    return x_RBHK.permute(1, 2, 0, 3)
