@@ -4,8 +4,9 @@
 
 The sizes are those of arXiv:2105.14450, Tables 1 and 2. Every way is run forward and backward under
 `parallel.traffic.Traffic`: at full size in one process that pretends to be one of all (tensors
-without memory), at a reduced size in real ones, beside what the system says was sent. "Sum" is the
-formula; it has to be equal. MB are 10^6 bytes that one process receives, in fp32.
+without memory), at a reduced size in real ones, beside what the system says was sent over its
+loopback interface, by whomever. "Sum" is the formula; it has to be equal. MB are 10^6 bytes that
+one process receives, in fp32.
 """
 
 import math

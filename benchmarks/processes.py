@@ -1,6 +1,7 @@
 """Many processes on one machine: real ones, or one that pretends to be one of many."""
 
 import json
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,8 +30,9 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
 def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(*arguments)` in every process of a group; their answers, which JSON can hold."""
     with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.set_forkserver_preload(["benchmarks.tensor_parallel"])  # imported once
         torch.multiprocessing.start_processes(
-            _rank, (function, world, folder, arguments), nprocs=world, start_method="spawn"
+            _rank, (function, world, folder, arguments), nprocs=world, start_method="forkserver"
         )
         return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world)]
 
