@@ -19,15 +19,19 @@ class MetricLog:
         run_dir: the run's folder.
         step: the step that the run starts from; what was logged later by an earlier, lost part of
             the run is taken out.
+        config: the settings as text, shown on TensorBoard.
     """
 
-    def __init__(self, run_dir: Path, step: int) -> None:
+    def __init__(self, run_dir: Path, step: int, config: str = "") -> None:
         path = run_dir / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
             write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
         self._lines = open(path, "a", encoding="utf-8")
         self._board = SummaryWriter(str(run_dir), purge_step=step + 1)
+        if config:
+            lines = (f"    {line}" for line in config.splitlines())  # preformatted
+            self._board.add_text("config", "\n".join(lines))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs named numbers."""
@@ -39,10 +43,6 @@ class MetricLog:
     def histogram(self, step: int, name: str, values: torch.Tensor) -> None:
         """Logs a distribution, on TensorBoard only."""
         self._board.add_histogram(name, values.detach().float().cpu(), step)
-
-    def text(self, name: str, content: str) -> None:
-        """Logs preformatted text, on TensorBoard only."""
-        self._board.add_text(name, "\n".join(f"    {line}" for line in content.splitlines()))
 
     def __enter__(self) -> "MetricLog":
         return self

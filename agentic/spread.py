@@ -73,7 +73,7 @@ def mesh_of(config: TrainConfig, sides: Sides, device: torch.device, world: Worl
 
 def print_plan(sides: Sides, console: Console) -> None:
     """The table that the shape was chosen from."""
-    if not sides.candidates:
+    if len(sides.candidates) < 2:
         return
     table = Table(title="parallel.shape=auto: received by a process, per layer and step")
     for column in sides.candidates[0].row():

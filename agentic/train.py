@@ -74,12 +74,9 @@ def command(values: dict[str, Any]) -> None:
     trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)
     print_start(config, run_dir, trainer, budget, console)
     if resumed:
-        path = Path(world.on_main(lambda: str(checkpoint.newest(run_dir))))
-        trainer.load_state(checkpoint.load(path, trainer.layout))
-        console.print(f"resuming from {path}")
-    with MetricLog(run_dir, trainer.step) if world.main else nullcontext() as log:
-        if log is not None:
-            log.text("config", config_text(config))
+        console.print(f"resuming from {trainer.resume()}")
+    told = config_text(config)
+    with MetricLog(run_dir, trainer.step, told) if world.main else nullcontext() as log:
         ended_by = trainer.train(log)
     world.close()
     if ended_by is not None:

@@ -181,6 +181,12 @@ class Trainer:
         self.stream.load_state_dict(state.get("stream", {"position": taken}))
         self.saved = self.step
 
+    def resume(self) -> Path:
+        """Goes on from the run's newest checkpoint; where it lies."""
+        path = Path(self.world.on_main(lambda: str(checkpoint.newest(self.run_dir))))
+        self.load_state(checkpoint.load(path, self.layout))
+        return path
+
     def train(self, log: MetricLog | None, *, progress: bool = True) -> signal.Signals | None:
         """Updates until `config.steps`; returns the signal that ended it earlier, if one did.
 
