@@ -81,7 +81,12 @@ class Budget:
         return f"{tokens:,} tokens ({steps / self.spec.episode_steps:,.1f} trajectories)"
 
     def check(self) -> None:
-        """Raises ValueError where the run needs more than there is, with what would fit."""
+        """Raises ValueError where the run needs more than there is, with what would fit.
+
+        Of one process's share of a cube there is no plan.
+        """
+        if self.config.parallel.cuts:
+            return
         layer, there = self.config.layer, f"the {gib(self.machine)} of this machine"
         needed = self.beside + self.plan().total
         if needed > self.machine:

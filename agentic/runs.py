@@ -211,7 +211,11 @@ def print_start(
         f"{windows:,} tokens: the first {chain.window_fraction:.0%} of {config.steps:,} steps, "
         f"then {chain.window_share:.0%} of the micro-batches",
     )
-    table.add_row("memory, predicted", _memory(budget))
+    if config.parallel.cuts:
+        told = "none for a cube; the whole model in one process would take\n"
+    else:
+        told = ""
+    table.add_row("memory, predicted", told + _memory(budget))
     table.add_row(
         "longest chain",
         "\n".join(

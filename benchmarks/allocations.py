@@ -31,7 +31,9 @@ def allocated(
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         result = function()
     now = peak = largest = 0
-    for event in record.profiler.kineto_results.events():
+    events = record.profiler.kineto_results.events()
+    # Those of other threads, such as a collective's, come one thread after the other.
+    for event in sorted(events, key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
