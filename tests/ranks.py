@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "agentic.checkpoint"])
+_CONTEXT.set_forkserver_preload(["torch", "agentic.trainer"])
 
 
 def _rank(function, rank, world, folder, answers, arguments):
