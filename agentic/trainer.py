@@ -198,7 +198,7 @@ class Trainer:
         seconds, tokens = 0.0, 0
         with (
             closing(self.stream),
-            Interrupt() as interrupt,
+            Interrupt(quiet=not self.world.main) as interrupt,
             tqdm(
                 total=config.steps,
                 initial=self.step,

@@ -45,6 +45,16 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _meet(store: dist.Store, rank: int, size: int, timeout: float) -> None:
+    """Waits for all, and not inside the store, where a process would hear no signal."""
+    store.set(f"here/{rank}", "")
+    missing, until = list(range(size)), time.monotonic() + timeout
+    while missing := [other for other in missing if not store.check([f"here/{other}"])]:
+        if time.monotonic() > until:
+            raise RuntimeError(f"waited {timeout:g} s for rank(s) {missing}")
+        time.sleep(_POLL_SECONDS)
+
+
 class World:
     """This process among all of a run.
 
@@ -83,6 +93,7 @@ class World:
 
         Raises:
             ValueError: there are more processes than GPUs, or no address to meet at.
+            PeerLost: they have not met there.
         """
         if processes() == 1:
             return cls()
@@ -95,16 +106,25 @@ class World:
                     "one GPU for each"
                 )
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
-        # torchrun may start everything again, with the store that it has.
-        keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
-        dist.init_process_group(
-            BACKENDS[device],
-            store=dist.PrefixStore("group", keys),
-            rank=rank,
-            world_size=size,
-            timeout=limit,
-        )
+        try:
+            keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
+            # torchrun may start everything again, with the store that it has.
+            keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
+            _meet(keys, rank, size, timeout)
+            dist.init_process_group(
+                BACKENDS[device],
+                store=dist.PrefixStore("group", keys),
+                rank=rank,
+                world_size=size,
+                timeout=limit,
+            )
+        except RuntimeError as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = " ".join(str(error).split())
+            raise PeerLost(
+                f"rank {own_rank()} has not met the others of {processes()} process(es) at {place} "
+                f"(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT): {reason}"
+            ) from error
         return cls(dist.PrefixStore("world", keys), rank, size)
 
     @property
