@@ -347,7 +347,9 @@ class Trainer:
         long it takes, and the others wait.
         """
         acting = self.acting()
-        told = self.world.on_main(lambda: self._act(acting, log, interrupt))
+        told = self.world.on_main(
+            lambda: self._act(acting, log, interrupt), lambda: interrupt.signal is not None
+        )
         if told == "interrupted":
             return
         if told is not None and (self.best is None or told >= self.best["score"]):

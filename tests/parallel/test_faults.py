@@ -30,7 +30,7 @@ LOST = re.compile(
 class Ranks:
     """`function(*arguments)` in processes with torchrun's environment; what each of them prints."""
 
-    def __init__(self, folder: Path, size: int, function, *arguments) -> None:
+    def __init__(self, folder: Path, size: int, function, *arguments, **given: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.outputs = [folder / str(rank) for rank in range(size)]
@@ -43,6 +43,7 @@ class Ranks:
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                **given,
             }
             process = _CONTEXT.Process(
                 target=_process, args=(environment, output, function, arguments), daemon=True
@@ -228,6 +229,27 @@ def test_nobody_waits_for_a_main_that_died(tmp_path):
         ranks.processes[0].kill()
         assert ranks.codes(30, but=0) == [1, 1]
         assert all("PeerLost: lost rank 0" in ranks.text(rank) for rank in (1, 2))
+
+
+def _waiting_beside(ending):
+    world = World.start("cpu", timeout=2)
+    print("looping", flush=True)
+    world.on_main(lambda: time.sleep(60), lambda: ending)
+
+
+@pytest.mark.parametrize("ending", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_for_a_main_that_is_gone_where_torchrun_keeps_the_store(
+    tmp_path, number, ending
+):
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(kept.port)}
+    with Ranks(tmp_path, 3, _waiting_beside, ending, **agent) as ranks:
+        ranks.wait_for("looping")
+        os.kill(ranks.processes[0].pid, number)
+        assert ranks.codes(30, but=0) == [1, 1]
+        for rank in (1, 2):
+            assert "PeerLost: lost rank 0 on axis main (it died or hangs)" in ranks.text(rank)
 
 
 @pytest.mark.parametrize(
