@@ -22,8 +22,16 @@ _GRACE_SECONDS = 3
 _SILENT_SECONDS = 10
 
 
-def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) -> None:
+def run(
+    command: str,
+    config_name: str,
+    task: Callable[[dict[str, Any]], None],
+    *,
+    spread: bool = False,
+) -> None:
     """Runs `task` on the composed configuration, as the command line `command`.
+
+    Only what is `spread` may run in several processes of torchrun.
 
     A ValueError, an OSError or a configuration that hydra refuses ends the process with exit
     code 2 and one line on standard error. Programming errors keep their traceback. Ctrl-C and
@@ -45,6 +53,11 @@ def run(command: str, config_name: str, task: Callable[[dict[str, Any]], None]) 
             task(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
     with _told(command):
+        if processes() > 1 and not spread:
+            raise ValueError(
+                f"torchrun: got {processes()} processes, expected {command} in one; WORLD_SIZE is "
+                "set"
+            )
         hydra.main(version_base="1.3", config_path="pkg://configs", config_name=config_name)(call)()
 
 

@@ -72,8 +72,11 @@ def settings(values: dict[str, Any], overridden: list[str]) -> TrainConfig:
         )
     config = replace(read_config(Path(str(values["resume"]))), resume=str(values["resume"]))
     if spread:
-        parallel = build(ParallelConfig, values["parallel"], "parallel")
-        config = replace(config, parallel=parallel)
+        given = values["parallel"]
+        if not any(name.startswith("parallel=") for name in spread):  # some settings of its kind
+            names = [name.partition("=")[0].removeprefix("parallel.") for name in spread]
+            given = asdict(config.parallel) | {name: given[name] for name in names}
+        config = replace(config, parallel=build(ParallelConfig, given, "parallel"))
     return config
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from agentic.strict import at_least, one_of
 
 KINDS = ("none", "data", "cube", "ring")
+MAX_TIMEOUT = 1e9  # seconds; clocks in nanoseconds hold ten times as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,11 @@ class ParallelConfig:
             raise ValueError(
                 f"parallel.shape: got {list(self.shape)}, expected [x, y, z] of 1 or more, or auto"
             )
-        if not self.timeout > 0:
-            raise ValueError(f"parallel.timeout: got {self.timeout}, expected seconds above 0")
+        if not 0 < self.timeout <= MAX_TIMEOUT:
+            raise ValueError(
+                f"parallel.timeout: got {self.timeout}, expected seconds above 0, at most "
+                f"{MAX_TIMEOUT:.0e}"
+            )
 
     @property
     def cuts(self) -> bool:
@@ -57,6 +61,11 @@ class ParallelConfig:
             x, y, z = self.shape
             shape, dp = (x, y, z), self.dp or max(1, processes // (x * y * z))
         side = processes // dp if shape is None else math.prod(shape)
+        if self.kind == "none" and processes > 1:
+            raise ValueError(
+                f"parallel: got {processes} processes for parallel=none, expected 1, or "
+                "parallel=data, ring or cube"
+            )
         if dp * side != processes:
             cube = "" if shape is None else f" x {list(shape)}"
             needed = dp if shape is None else dp * side

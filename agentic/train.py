@@ -36,8 +36,36 @@ def prepare_data(config: TrainConfig, console: Console) -> EpisodeStore:
             f"{wanted.recipe}, at most {wanted.seconds:.0f} s or {wanted.episodes} episodes"
         )
         print_worth(collect(wanted, data_dir, config.seed), console)
-    algorithms = config.algorithms or (wanted.recipe,)
-    return load_store(data_dir, specs, algorithms, config.data, console.print)
+    return open_data(config, console)
+
+
+def open_data(config: TrainConfig, console: Console) -> EpisodeStore:
+    """The task's episodes, which must be there."""
+    algorithms = config.algorithms or (config.task.collect.recipe,)
+    specs = expand(config.task.name)
+    return load_store(config.data_dir, specs, algorithms, config.data, console.print)
+
+
+def shared_data(config: TrainConfig, console: Console, world: World) -> EpisodeStore:
+    """The same episodes in all processes; the first one prepares them, however long it takes.
+
+    Raises:
+        ValueError: a process finds others than the first, as on a disk that they do not share.
+    """
+    stores: list[EpisodeStore] = []
+
+    def prepare() -> list:
+        stores.append(prepare_data(config, console))
+        return [stores[0].episodes, stores[0].return_quantiles()]
+
+    told = world.on_main(prepare)
+    store = stores[0] if world.main else open_data(config, console)
+    if [store.episodes, store.return_quantiles()] != told:
+        raise ValueError(
+            f"data_dir: got {store.episodes} episodes in {config.data_dir} on rank {world.rank}, "
+            f"expected the {told[0]} of rank 0; their returns differ"
+        )
+    return store
 
 
 def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
@@ -55,13 +83,12 @@ def command(values: dict[str, Any]) -> None:
     sides = sides_of(config, processes())  # what does not fit is refused before processes meet
     device = choose_device(config.device)
     world = World.start(device.type, timeout=config.parallel.timeout)
+    mesh = mesh_of(config, sides, device, world)  # while all are here
     console = Console(markup=False, quiet=not world.main)
     print_plan(sides, console)
     folder, resumed = world.on_main(lambda: open_run(config))
     run_dir = Path(folder)
-    stores: list[EpisodeStore] = []
-    world.on_main(lambda: stores.append(prepare_data(config, console)))
-    store = stores[0] if world.main else prepare_data(config, console)
+    store = shared_data(config, console, world)
     training, held_out = split(store, config.holdout)
     if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
@@ -70,7 +97,6 @@ def command(values: dict[str, Any]) -> None:
     budget.check()
     torch.manual_seed(config.seed)
     model = build_model(spec, store).to(device)
-    mesh = mesh_of(config, sides, device, world)
     trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)
     print_start(config, run_dir, trainer, budget, console)
     if resumed:
@@ -93,7 +119,7 @@ def command(values: dict[str, Any]) -> None:
 
 def main() -> None:
     """The console script."""
-    run("agentic-train", "train", command)
+    run("agentic-train", "train", command, spread=True)
 
 
 if __name__ == "__main__":

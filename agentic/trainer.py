@@ -198,7 +198,7 @@ class Trainer:
         seconds, tokens = 0.0, 0
         with (
             closing(self.stream),
-            Interrupt() as interrupt,
+            Interrupt(quiet=not self.world.main) as interrupt,
             tqdm(
                 total=config.steps,
                 initial=self.step,
@@ -347,7 +347,9 @@ class Trainer:
         long it takes, and the others wait.
         """
         acting = self.acting()
-        told = self.world.on_main(lambda: self._act(acting, log, interrupt))
+        told = self.world.on_main(
+            lambda: self._act(acting, log, interrupt), lambda: interrupt.signal is not None
+        )
         if told == "interrupted":
             return
         if told is not None and (self.best is None or told >= self.best["score"]):

@@ -45,6 +45,16 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _meet(store: dist.Store, rank: int, size: int, timeout: float) -> None:
+    """Waits for all, and not inside the store, where a process would hear no signal."""
+    store.set(f"here/{rank}", "")
+    missing, until = list(range(size)), time.monotonic() + timeout
+    while missing := [other for other in missing if not store.check([f"here/{other}"])]:
+        if time.monotonic() > until:
+            raise RuntimeError(f"waited {timeout:g} s for rank(s) {missing}")
+        time.sleep(_POLL_SECONDS)
+
+
 class World:
     """This process among all of a run.
 
@@ -52,14 +62,22 @@ class World:
         store: the keys that all processes share; None: there is one process.
         rank: this process's number, from 0.
         size: how many there are.
+        timeout: seconds that rank 0 may be silent while the others wait for it.
 
     Attributes:
         local_rank: number on its machine, which is the number of its GPU too.
         local_size: how many this machine has.
     """
 
-    def __init__(self, store: dist.Store | None = None, rank: int = 0, size: int = 1) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(
+        self,
+        store: dist.Store | None = None,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.local_rank = int(os.environ.get("LOCAL_RANK", rank))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         self._told = 0  # answers of `on_main` so far
@@ -83,6 +101,7 @@ class World:
 
         Raises:
             ValueError: there are more processes than GPUs, or no address to meet at.
+            PeerLost: they have not met there.
         """
         if processes() == 1:
             return cls()
@@ -95,31 +114,45 @@ class World:
                     "one GPU for each"
                 )
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
-        # torchrun may start everything again, with the store that it has.
-        keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
-        dist.init_process_group(
-            BACKENDS[device],
-            store=dist.PrefixStore("group", keys),
-            rank=rank,
-            world_size=size,
-            timeout=limit,
-        )
-        return cls(dist.PrefixStore("world", keys), rank, size)
+        try:
+            keys, rank, size = next(dist.rendezvous("env://", timeout=limit))
+            # torchrun may start everything again, with the store that it has.
+            keys = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), keys)
+            _meet(keys, rank, size, timeout)
+            dist.init_process_group(
+                BACKENDS[device],
+                store=dist.PrefixStore("group", keys),
+                rank=rank,
+                world_size=size,
+                timeout=limit,
+            )
+        except RuntimeError as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = " ".join(str(error).split())
+            raise PeerLost(
+                f"rank {own_rank()} has not met the others of {processes()} process(es) at {place} "
+                f"(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT): {reason}"
+            ) from error
+        return cls(dist.PrefixStore("world", keys), rank, size, timeout=timeout)
 
     @property
     def main(self) -> bool:
         """Is this the process that writes files and talks to the user?"""
         return self.rank == 0
 
-    def on_main(self, work: Callable[[], T]) -> T:
+    def on_main(self, work: Callable[[], T], ending: Callable[[], bool] = lambda: False) -> T:
         """What `work` returns on rank 0, for every process; plain values that JSON holds.
 
-        The others wait without a limit, so that it may take longer than any collective may.
+        The others wait as long as rank 0 lives, so that it may take longer than any collective may.
+
+        Args:
+            work: done by rank 0.
+            ending: whether this process was told to end, as torchrun tells the others of a dead
+                one. It then waits no longer than a living rank 0 can be silent.
 
         Raises:
             MainFailed: `work` failed on rank 0, which raises its own error.
-            PeerLost: rank 0 kept the store and is gone.
+            PeerLost: rank 0 is gone, or hangs.
         """
         if self.store is None:
             return json.loads(json.dumps(work()))
@@ -135,15 +168,28 @@ class World:
                     self._part()
         else:
             try:
-                while not self.store.check([key]):
-                    time.sleep(_POLL_SECONDS)
-                told = self.store.get(key).decode()
+                living = self._wait_for_main(self.store, key, ending)
+                told = self.store.get(key).decode() if living else ""
             except RuntimeError as error:
                 raise PeerLost(f"lost rank 0, waited for by rank {self.rank}: {error}") from error
+            if not living:
+                raise PeerLost(self.blame("main", [0]))
             if told == _FAILED:
                 self._part()
                 raise MainFailed
         return json.loads(told)
+
+    def _wait_for_main(self, store: dist.Store, key: str, ending: Callable[[], bool]) -> bool:
+        """Until rank 0 has told; False where it has given no sign of life meanwhile."""
+        beats, heard = 0, time.monotonic()
+        while not store.check([key]):
+            counted = store.add("beats", 0)
+            if counted != beats:
+                beats, heard = counted, time.monotonic()
+            if time.monotonic() - heard > (_ANSWER_SECONDS if ending() else self.timeout):
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def blame(self, axis: str, peers: list[int]) -> str:
         """Which process was lost, after a collective with `peers` along `axis` has failed.
@@ -187,9 +233,14 @@ class World:
         return f"lost rank {', '.join(map(str, sorted(silent)))} {where} (it died or hangs)"
 
     def _watch(self, store: dist.Store, ended: threading.Event) -> None:
-        """A thread's work: tell at the first report that this process lives; hear the verdict."""
+        """A thread's work: tell at the first report that this process lives; hear the verdict.
+
+        Rank 0 tells all the time, since others may wait for it.
+        """
         with contextlib.suppress(RuntimeError):  # the store ends with the run
             while not store.check(["report/1"]):
+                if self.main:
+                    store.add("beats", 1)
                 if ended.wait(_POLL_SECONDS):
                     return
             store.set(f"living/{self.rank}", "")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agentic import entry
+
 SCRIPT = """
 import os
 import signal
@@ -48,7 +50,7 @@ def task(values):
         time.sleep(0.01)
 
 
-run("agentic-train", "train", task)
+run("agentic-train", "train", task, spread=True)
 """
 
 
@@ -121,3 +123,24 @@ def test_the_others_of_a_killed_rank_name_it_although_torchrun_ends_them(torchru
         assert re.match(
             re.escape(start) + rf"[xy] \(it died or hangs\); this is rank {rank}: ", line
         )
+
+
+@pytest.fixture
+def of_two(monkeypatch):
+    """Rank 0 of two processes; ends so that a test can go on."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_only_training_runs_in_several_processes(of_two, capsys):
+    with pytest.raises(SystemExit) as ended:
+        entry.run("agentic-data", "data", lambda values: pytest.fail("has run"))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "agentic-data: error: torchrun: got 2 processes, expected agentic-data in one; "
+        "WORLD_SIZE is set\n"
+    )

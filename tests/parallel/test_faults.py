@@ -19,7 +19,7 @@ from ranks import run_ranks
 from parallel.collectives import all_reduce
 from parallel.mesh import CubeMesh
 from parallel.products import product_abt
-from parallel.world import MainFailed, World
+from parallel.world import MainFailed, PeerLost, World
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 LOST = re.compile(
@@ -30,7 +30,7 @@ LOST = re.compile(
 class Ranks:
     """`function(*arguments)` in processes with torchrun's environment; what each of them prints."""
 
-    def __init__(self, folder: Path, size: int, function, *arguments) -> None:
+    def __init__(self, folder: Path, size: int, function, *arguments, **given: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.outputs = [folder / str(rank) for rank in range(size)]
@@ -43,6 +43,7 @@ class Ranks:
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                **given,
             }
             process = _CONTEXT.Process(
                 target=_process, args=(environment, output, function, arguments), daemon=True
@@ -230,6 +231,27 @@ def test_nobody_waits_for_a_main_that_died(tmp_path):
         assert all("PeerLost: lost rank 0" in ranks.text(rank) for rank in (1, 2))
 
 
+def _waiting_beside(ending):
+    world = World.start("cpu", timeout=2)
+    print("looping", flush=True)
+    world.on_main(lambda: time.sleep(60), lambda: ending)
+
+
+@pytest.mark.parametrize("ending", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_for_a_main_that_is_gone_where_torchrun_keeps_the_store(
+    tmp_path, number, ending
+):
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(kept.port)}
+    with Ranks(tmp_path, 3, _waiting_beside, ending, **agent) as ranks:
+        ranks.wait_for("looping")
+        os.kill(ranks.processes[0].pid, number)
+        assert ranks.codes(30, but=0) == [1, 1]
+        for rank in (1, 2):
+            assert "PeerLost: lost rank 0 on axis main (it died or hangs)" in ranks.text(rank)
+
+
 @pytest.mark.parametrize(
     ("reports", "axis"),
     [
@@ -265,6 +287,43 @@ def test_a_store_that_is_gone_leaves_the_axis_to_name():
     before = time.monotonic()
     assert world.blame("y", [0, 2]) == "lost one of rank(s) [0, 2] on axis y; this is rank 1"
     assert time.monotonic() - before < 10
+
+
+@pytest.fixture
+def of_two(monkeypatch):
+    """This is the first of two processes, whose store torchrun keeps."""
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": kept.port}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    return kept
+
+
+def test_who_does_not_come_is_named(of_two):
+    with pytest.raises(
+        PeerLost, match=rf"others of 2 .* at 127.0.0.1:{of_two.port} .* s for.*\[1\]"
+    ):
+        World.start("cpu", timeout=0.3)
+
+
+def test_nobody_to_meet_is_told(of_two, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(PeerLost, match=r"rank 0 has not met the others .* at 127.0.0.1:1 "):
+        World.start("cpu", timeout=0.3)
+
+
+def test_who_waits_for_the_others_can_be_ended(of_two):
+    def end(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            World.start("cpu", timeout=20)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_one_process_alone_needs_no_store(monkeypatch):
