@@ -11,7 +11,7 @@ import torch.distributed as dist
 from conftest import make_model, make_store
 from training import make_config
 
-from agentic import runs, train
+from agentic import prepare, runs
 from agentic.interrupt import Interrupt
 from agentic.scale import ParallelConfig
 from parallel.world import World
@@ -21,12 +21,12 @@ CONFIG = SimpleNamespace(data_dir="data")
 
 def _opened(monkeypatch, mine, theirs):
     """What rank 0, who prepares its data, and rank 1 get."""
-    monkeypatch.setattr(train, "prepare_data", lambda *_: mine)
-    monkeypatch.setattr(train, "open_data", lambda *_: theirs)
+    monkeypatch.setattr(prepare, "prepare_data", lambda *_: mine)
+    monkeypatch.setattr(prepare, "open_data", lambda *_: theirs)
     store = dist.HashStore()
     with ThreadPoolExecutor() as threads:
         return [
-            threads.submit(train.shared_data, CONFIG, None, World(store, rank, 2))
+            threads.submit(prepare.shared_data, CONFIG, None, World(store, rank, 2))
             for rank in range(2)
         ]
 
