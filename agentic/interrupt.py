@@ -8,9 +8,14 @@ from tqdm import tqdm
 
 
 class Interrupt:
-    """Turns Ctrl-C and SIGTERM into a flag that loops read between two steps."""
+    """Turns Ctrl-C and SIGTERM into a flag that loops read between two steps.
 
-    def __init__(self) -> None:
+    Args:
+        told: whether the user hears of it; several processes say it once.
+    """
+
+    def __init__(self, *, told: bool = True) -> None:
+        self.told = told
         self.signal: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
@@ -23,7 +28,8 @@ class Interrupt:
         if self.signal is not None:  # asked twice: at once
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        tqdm.write(f"{self.signal.name}: saving and ending; once more to end without saving")
+        if self.told:
+            tqdm.write(f"{self.signal.name}: saving and ending; once more to end without saving")
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -85,7 +85,7 @@ class Trainer:
         self.learner: nn.Module = self.imitation
         if copies > 1:
             self.learner = DistributedDataParallel(
-                self.imitation, process_group=self.mesh.group("dp"), broadcast_buffers=False
+                self.imitation, process_group=self.mesh.group("dp"), forward_sync_buffers=False
             )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -198,7 +198,7 @@ class Trainer:
         seconds, tokens = 0.0, 0
         with (
             closing(self.stream),
-            Interrupt() as interrupt,
+            Interrupt(told=self.world.main) as interrupt,
             tqdm(
                 total=config.steps,
                 initial=self.step,
