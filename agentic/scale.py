@@ -69,10 +69,12 @@ class ParallelConfig:
         if dp * side != processes:
             cube = "" if shape is None else f" x {list(shape)}"
             needed = dp if shape is None else dp * side
+            means = f" with {dp} cop{'y' if dp == 1 else 'ies'}{cube}"
+            start = f"start them with torchrun --nproc-per-node {needed} -m agentic.train ..."
+            if self.kind == "none":
+                means, start = "", "choose parallel=data, ring or cube, or start without torchrun"
             raise ValueError(
-                f"parallel: got {processes} process(es) for parallel={self.kind} with "
-                f"{dp} cop{'y' if dp == 1 else 'ies'}{cube}, expected "
-                f"{'a multiple of ' if shape is None else ''}{needed}; start them with "
-                f"torchrun --nproc-per-node {needed} -m agentic.train ..."
+                f"parallel: got {processes} process(es) for parallel={self.kind}{means}, expected "
+                f"{'a multiple of ' if shape is None else ''}{needed}; {start}"
             )
         return dp, shape

@@ -59,7 +59,7 @@ def sides_of(config: TrainConfig, processes: int) -> Sides:
         return Sides(dp=dp, shape=candidates[0].shape, candidates=tuple(candidates))
     wrong = misfits(Shape(*shape), size)
     if wrong:
-        raise ValueError(f"model.{wrong[0]}")
+        raise ValueError("; ".join(f"model.{told}" for told in wrong))
     return Sides(dp=dp, shape=Shape(*shape))
 
 

@@ -57,20 +57,23 @@ def command(values: dict[str, Any]) -> None:
     print_start(config, run_dir, trainer, budget, console)
     if resumed:
         console.print(f"resuming from {trainer.resume()}")
+    command_line = "agentic-train"
+    if world.size > 1:
+        command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
+    again = f"{command_line} resume={run_dir}"
     told = config_text(config)
     with MetricLog(run_dir, trainer.step, told) if world.main else nullcontext() as log:
         ended_by = trainer.train(log)
     world.close()
     if ended_by is not None:
         console.print(
-            f"{ended_by.name}: step {trainer.step} of {config.steps} saved; "
-            f"go on with agentic-train resume={run_dir}"
+            f"{ended_by.name}: step {trainer.step} of {config.steps} saved; go on with {again}"
         )
         sys.exit(128 + ended_by)
     if world.main:
         best = checkpoint.find(run_dir)
         case = case_of(best, store.specs, config.evaluation, config.seed, config.device)
-        judge([case], output=run_dir, console=console, again=f"agentic-train resume={run_dir}")
+        judge([case], output=run_dir, console=console, again=again)
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ class Trainer:
         self.learner: nn.Module = self.imitation
         if copies > 1:
             self.learner = DistributedDataParallel(
-                self.imitation, process_group=self.mesh.group("dp"), broadcast_buffers=False
+                self.imitation, process_group=self.mesh.group("dp"), forward_sync_buffers=False
             )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
