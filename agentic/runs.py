@@ -22,6 +22,7 @@ from agentic.store import EpisodeStore
 from agentic.strict import build
 from agentic.trainer import Trainer
 from parallel.kernels import kernel_for
+from parallel.mesh import CUBE
 
 CONFIG_FILE = "config.yaml"
 
@@ -215,17 +216,17 @@ def print_start(
         f"then {chain.window_share:.0%} of the micro-batches",
     )
     if config.parallel.cuts:
-        told = "none for a cube; the whole model in one process would take\n"
+        told = f"of a process's share: none; in one process {gib(budget.plan().total)}"
+        table.add_row("memory, predicted", f"{told} and what is beside the step")
     else:
-        told = ""
-    table.add_row("memory, predicted", told + _memory(budget))
-    table.add_row(
-        "longest chain",
-        "\n".join(
-            f"{kind}{', recompute' if recompute else ''}: {budget.what_fits(kind, recompute)}"
-            for kind, recompute in VARIANTS
-        ),
-    )
+        table.add_row("memory, predicted", _memory(budget))
+        table.add_row(
+            "longest chain",
+            "\n".join(
+                f"{kind}{', recompute' if recompute else ''}: {budget.what_fits(kind, recompute)}"
+                for kind, recompute in VARIANTS
+            ),
+        )
     table.add_row("device", f"{trainer.device}, {config.precision}")
     if trainer.world.size > 1:
         table.add_row("processes", _processes(config, trainer))
@@ -236,11 +237,15 @@ def _processes(config: TrainConfig, trainer: Trainer) -> str:
     """How many, and what each axis of them does."""
     mesh = trainer.mesh
     own = sum(parameter.numel() for parameter in trainer.model.parameters())
-    told = [f"{trainer.world.size}: {mesh.sizes['dp']} x (x {mesh.sizes['x']}"]
-    told += [f"y {mesh.sizes['y']}", f"z {mesh.sizes['z']}), {own:,} parameters each"]
+    told = [f"{trainer.world.size}: "]
+    if mesh.sizes["dp"] > 1:
+        told.append(f"{mesh.sizes['dp']} copies of the model, each with micro-batches of its own; ")
+    if mesh.sizes[CUBE] > 1:
+        told.append(f"cut {[mesh.sizes[axis] for axis in 'xyz']} along x, y, z; ")
+    told.append(f"{own:,} parameters each")
     if mesh.sizes["x"] > 1:
-        told.append(f"keys of other peers on x: {config.parallel.keys}")
-    return ", ".join(told)
+        told.append(f"; keys along x: {config.parallel.keys}")
+    return "".join(told)
 
 
 def _layer(config: TrainConfig, trainer: Trainer, chains: int, sequence: int) -> str:

@@ -30,6 +30,16 @@ class ParallelConfig:
             raise ValueError(
                 f"parallel.shape: got {list(self.shape)}, expected [x, y, z] of 1 or more, or auto"
             )
+        if self.kind != "cube" and self.shape != "auto":
+            raise ValueError(
+                f"parallel.shape: got {list(self.shape)} with parallel={self.kind}, expected auto; "
+                "parallel=cube takes a shape"
+            )
+        if self.kind == "none" and self.dp not in (None, 1):
+            raise ValueError(
+                f"parallel.dp: got {self.dp} with parallel=none, expected null; parallel=data, "
+                "ring or cube make copies"
+            )
         if not 0 < self.timeout <= MAX_TIMEOUT:
             raise ValueError(
                 f"parallel.timeout: got {self.timeout}, expected seconds above 0, at most "
@@ -61,11 +71,6 @@ class ParallelConfig:
             x, y, z = self.shape
             shape, dp = (x, y, z), self.dp or max(1, processes // (x * y * z))
         side = processes // dp if shape is None else math.prod(shape)
-        if self.kind == "none" and processes > 1:
-            raise ValueError(
-                f"parallel: got {processes} processes for parallel=none, expected 1, or "
-                "parallel=data, ring or cube"
-            )
         if dp * side != processes:
             cube = "" if shape is None else f" x {list(shape)}"
             needed = dp if shape is None else dp * side

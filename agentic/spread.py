@@ -71,8 +71,14 @@ def mesh_of(config: TrainConfig, sides: Sides, device: torch.device, world: Worl
     )
 
 
-def print_plan(sides: Sides, console: Console) -> None:
-    """The table that the shape was chosen from."""
+def print_plan(config: TrainConfig, sides: Sides, console: Console) -> None:
+    """The table that the shape was chosen from; or that there is nothing to choose."""
+    kind = config.parallel.kind
+    if kind != "none" and sides.dp * sides.shape.processes == 1:
+        console.print(
+            f"parallel={kind}: one process, nothing is shared out; more are started with "
+            "torchrun --nproc-per-node P -m agentic.train ..."
+        )
     if len(sides.candidates) < 2:
         return
     table = Table(title="parallel.shape=auto: received by a process, per layer and step")

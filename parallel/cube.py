@@ -337,7 +337,7 @@ class CubeLayer(nn.Module):
         """This process's rows and columns, in and out: rows cut along y, columns along z.
 
         Args:
-            x_RBC: the input.
+            x_RBC: the input; `layout.own(x_BSD)` gives it of whole sequences.
             layout: of the rows; padding stands on the right of causal sequences.
             scope: whether causal, and which positions the serial layer would compute: all are
                 computed here, but those have its dropout.

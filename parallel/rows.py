@@ -11,6 +11,7 @@ Tensors of rows have the position as their first and the sequence as their secon
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parallel.mesh import CubeMesh
@@ -79,6 +80,18 @@ class RowLayout:
         """Positions of this process's rows, in order, where blocks are cut along `axes`."""
         parts = [self.part(block, *axes) for block in self.blocks]
         return torch.cat([torch.arange(part.start, part.stop) for part in parts])
+
+    def own(self, x_BSD: Tensor) -> Tensor:
+        """This process's rows and columns (R, B, C) of whole sequences, as a layer takes them.
+
+        Rows are cut along y and columns along z; beyond the sequences' length stand zeros. A loss
+        is each process's own, of its own rows without the padding, and what gradients belong to is
+        the sum of all processes' losses.
+        """
+        padded_BSD = F.pad(x_BSD, (0, 0, 0, self.padded - x_BSD.shape[1]))
+        x_RBD = padded_BSD[self.sequences][:, self.positions("y")].transpose(0, 1)
+        z = self.mesh.sizes["z"]
+        return x_RBD.chunk(z, dim=2)[self.mesh.place["z"]].contiguous()
 
     def split(self, x_RB: Tensor) -> tuple[Tensor, ...]:
         """Rows of a process, block by block."""

@@ -79,10 +79,7 @@ class Pair:
 
     def own(self, whole):
         """This process's rows and columns of a (B, S, D) tensor."""
-        padding = self.layout.padded - whole.shape[1]
-        whole = torch.nn.functional.pad(whole.detach(), (0, 0, 0, padding))
-        rows = whole[self.layout.sequences][:, self.layout.positions("y")].transpose(0, 1)
-        return rows.chunk(self.mesh.sizes["z"], 2)[self.mesh.place["z"]].contiguous()
+        return self.layout.own(whole.detach())
 
     def errors(self):
         """The largest difference of each pair, for numbers above 1 relative to the largest."""
