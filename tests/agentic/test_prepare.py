@@ -79,3 +79,12 @@ def test_a_signal_to_all_is_told_by_one(capsys):
             os.kill(os.getpid(), signal.SIGTERM)
             assert interrupt.signal == signal.SIGTERM
         assert ("saving and ending" in capsys.readouterr().out) != quiet
+
+
+def test_several_processes_need_a_kind_and_a_sane_timeout():
+    assert ParallelConfig().sides(1) == (1, (1, 1, 1))
+    with pytest.raises(ValueError, match="got 2 processes for parallel=none, expected 1, or"):
+        ParallelConfig().sides(2)
+    for timeout in (0.0, -1.0, 1e300):
+        with pytest.raises(ValueError, match=r"parallel.timeout: got .*, expected seconds above 0"):
+            ParallelConfig(timeout=timeout)

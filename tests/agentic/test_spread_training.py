@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -181,3 +183,23 @@ def test_resumed_equals_straight_to_the_last_bit_in_a_cube(runs, tmp_path):
     resumed = _run("x", tmp_path / "resumed", resume=checkpoint.step_files(run_dir)[0])
     for (ours, _), (theirs, _) in zip(resumed, straight, strict=True):
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("case", ["data", "x"])
+def test_a_signal_to_one_ends_all_after_the_same_step(case, tmp_path):
+    assert run_ranks(2, _ended, case, tmp_path) == [(signal.SIGTERM, 3)] * 2
+    assert checkpoint.load(checkpoint.newest(tmp_path))["step"] == 3
+
+
+def _ended(rank, case, run_dir):
+    """The last process gets a signal in its third step."""
+    trainer = _trainer(case, run_dir, 10)
+    update = trainer.update
+
+    def interrupted():
+        if rank == 1 and trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update()
+
+    trainer.update = interrupted
+    return trainer.train(None, progress=False), trainer.step
