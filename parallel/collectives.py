@@ -44,7 +44,7 @@ def reduce_scatter(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
 
 
 def all_reduce(x: Tensor, mesh: CubeMesh, axis: str) -> Tensor:
-    """The sum of all peers' x, a new tensor."""
+    """The sum of all peers' x, which is left as it is."""
     if mesh.sizes[axis] == 1:
         return x
     x = x.clone(memory_format=torch.contiguous_format)
