@@ -8,6 +8,7 @@ from conftest import make_model
 from ranks import run_ranks
 
 from agentic.cube_model import CubeTransformer
+from agentic.imitation import clip_gradients
 from agentic.tokens import Steps
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
@@ -23,9 +24,10 @@ def _steps(B, N, ragged):
     valid = torch.ones(B, L, dtype=torch.bool)
     valid[0, L - 3 * ragged :] = False
     wide = {"generator": g, "dtype": torch.float64}
+    rubbish_BL = torch.where(valid, 0.0, torch.nan)  # padding may hold anything
     return Steps(
-        return_to_go=torch.rand(B, L, **wide),
-        observation=torch.randn(B, L, 3, **wide),
+        return_to_go=torch.rand(B, L, **wide) + rubbish_BL,
+        observation=torch.randn(B, L, 3, **wide) + rubbish_BL[..., None],
         action=torch.rand(B, L, 2, **wide) * 2 - 1,
         reward=torch.rand(B, L, **wide),
         completion=(torch.arange(L) % T == T - 1).double().expand(B, L),
@@ -66,6 +68,10 @@ def _check(rank, shape):
             theirs = cube.cuts[name].part(model.get_parameter(name).grad, mesh)
             scale = model.get_parameter(name).grad.abs().max().clamp(min=1e-6)
             errors[name] = ((parameter.grad - theirs).abs().max() / scale).item()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        errors["norm"] = abs(clip_gradients(cube, 0.1, mesh) - norm) / norm
+        clipped = cube.get_parameter("head.bias").grad - model.head.bias.grad
+        errors["clipped"] = clipped.abs().max().item()
         found[layout, B, ring, loss_on] = max((e, name) for name, e in errors.items())
     return found
 
@@ -84,6 +90,8 @@ def _shares(rank, shape):
     model = make_model(width=48, heads=4, kind="blockwise")
     cube = CubeTransformer(model, mesh)
     assert cube.parameter_count() == model.parameter_count()
+    theirs = {t.data_ptr() for t in (*model.parameters(), *model.buffers())}
+    assert not theirs & {t.data_ptr() for t in (*cube.parameters(), *cube.buffers())}
     kept = [p for name, p in cube.named_parameters() if name != "head.bias"]
     optimizer = torch.optim.AdamW(cube.parameters())
     cube.loss(_float(_steps(1, 3, False)), torch.ones(1, 3 * T)).backward()

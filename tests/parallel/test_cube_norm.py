@@ -7,7 +7,6 @@ from ranks import run_ranks
 from parallel.cube_norm import cube_norm
 from parallel.mesh import CubeMesh
 
-
 CASES = [  # dtype, distance from zero, largest error
     (torch.float64, 0, 1e-13),
     (torch.float64, 1e4, 1e-10),
