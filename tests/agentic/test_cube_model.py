@@ -1,5 +1,6 @@
 """The model on a cube against the whole model in one process: loss and every gradient."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -10,8 +11,10 @@ from ranks import run_ranks
 from agentic.cube_model import CubeTransformer
 from agentic.imitation import clip_gradients
 from agentic.tokens import Steps
+from benchmarks.processes import pretended
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
+from parallel.traffic import Traffic
 
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)]
 MORE = [(3, 2, 1), (4, 2, 1), (1, 4, 2)]
@@ -114,3 +117,30 @@ def test_every_process_holds_its_share_of_parameters_gradients_and_moments(shape
         share, rest = divmod(whole - 2, P)  # all have the two biases of the head
         assert rest == 0
         assert (parameters, gradients, moments) == (share, share, 2 * share)
+
+
+def _received(actions=2, recompute=False):
+    """Traffic of both passes in half precision, of a process that pretends to be one of two."""
+    model = make_model(kind="blockwise", recompute=recompute, action_size=actions)
+    steps = dataclasses.replace(_float(_steps(1, 3, False)), action=torch.rand(1, 3 * T, actions))
+    with pretended(2):
+        mesh = CubeMesh(z=2, timeout=None)
+        cube = CubeTransformer(model, mesh)
+        with torch.autocast("cpu", torch.bfloat16), Traffic(mesh) as forward:
+            loss = cube.loss(steps, torch.ones(1, 3 * T))
+        with Traffic(mesh) as backward:
+            loss.backward()
+    return forward, backward
+
+
+def test_the_heads_sums_are_sent_in_single_precision():
+    few, many = (_received(actions)[0].bytes("z", "all-to-all") for actions in (2, 10))
+    rows = 16  # 15 steps and one that fills up; the own half of them is received
+    assert many - few == 4 * 8 * rows // 2
+
+
+def test_recomputed_layers_receive_their_forward_pass_again():
+    (forward, once), (_, twice) = _received(), _received(recompute=True)
+    again = twice.bytes("z", "all-to-all") - once.bytes("z", "all-to-all")
+    head = 4 * 2 * 16 // 2
+    assert again == forward.bytes("z", "all-to-all") - head
