@@ -54,6 +54,7 @@ def sides_of(config: TrainConfig, processes: int) -> Sides:
             batch=max(1, config.batch_steps // steps),
             tokens=tokens,
             unit=TOKENS_PER_STEP[config.tokens.layout],
+            ring=config.parallel.keys == "ring",
             element_bytes=2 if config.precision == "bf16" else 4,
         )
         return Sides(dp=dp, shape=candidates[0].shape, candidates=tuple(candidates))

@@ -15,7 +15,7 @@ EPSILON = 1e-5
 
 
 def cube_norm(x_RBC: Tensor, weight_C: Tensor, bias_C: Tensor, mesh: CubeMesh) -> Tensor:
-    """The layer norm over all columns of all peers on z, of the own ones C."""
+    """The layer norm over all columns of all peers on z, of the own ones C; in x's dtype."""
     if mesh.sizes["z"] == 1:
         return F.layer_norm(x_RBC, weight_C.shape, weight_C, bias_C, EPSILON)
     return _CubeNorm.apply(x_RBC, weight_C, bias_C, mesh)
@@ -31,7 +31,7 @@ class _CubeNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x_RBC: Tensor, weight_C: Tensor, bias_C: Tensor, mesh: CubeMesh
     ) -> Tensor:
-        C, x_RBC = x_RBC.shape[2], x_RBC.to(sum_dtype(x_RBC))
+        C, dtype, x_RBC = x_RBC.shape[2], x_RBC.dtype, x_RBC.to(sum_dtype(x_RBC))
         mean_RB = x_RBC.mean(2)
         squares_RB = (x_RBC - mean_RB[..., None]).square().sum(2)
         means_ZRB, squares_ZRB = all_gather(torch.stack([mean_RB, squares_RB]), mesh, "z").unbind(1)
@@ -40,12 +40,14 @@ class _CubeNorm(torch.autograd.Function):
         scale_RB = (squares_RB / (C * len(means_ZRB)) + EPSILON).rsqrt()
         ctx.save_for_backward(x_RBC, weight_C, mean_RB, scale_RB)
         ctx.mesh = mesh
-        return (x_RBC - mean_RB[..., None]) * scale_RB[..., None] * weight_C + bias_C
+        y_RBC = (x_RBC - mean_RB[..., None]) * scale_RB[..., None] * weight_C + bias_C
+        return y_RBC.to(dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_RBC: Tensor) -> tuple[Tensor | None, ...]:
         x_RBC, weight_C, mean_RB, scale_RB = ctx.saved_tensors
+        dy_RBC = dy_RBC.to(x_RBC.dtype)
         normal_RBC = (x_RBC - mean_RB[..., None]) * scale_RB[..., None]
         dnormal_RBC = dy_RBC * weight_C
         sums_2RB = torch.stack([dnormal_RBC.sum(2), (dnormal_RBC * normal_RBC).sum(2)])

@@ -1,5 +1,6 @@
 """The model on a cube against the whole model in one process: loss and every gradient."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -8,9 +9,12 @@ from conftest import make_model
 from ranks import run_ranks
 
 from agentic.cube_model import CubeTransformer
+from agentic.imitation import clip_gradients
 from agentic.tokens import Steps
+from benchmarks.processes import pretended
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
+from parallel.traffic import Traffic
 
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)]
 MORE = [(3, 2, 1), (4, 2, 1), (1, 4, 2)]
@@ -23,9 +27,10 @@ def _steps(B, N, ragged):
     valid = torch.ones(B, L, dtype=torch.bool)
     valid[0, L - 3 * ragged :] = False
     wide = {"generator": g, "dtype": torch.float64}
+    rubbish_BL = torch.where(valid, 0.0, torch.nan)  # padding may hold anything
     return Steps(
-        return_to_go=torch.rand(B, L, **wide),
-        observation=torch.randn(B, L, 3, **wide),
+        return_to_go=torch.rand(B, L, **wide) + rubbish_BL,
+        observation=torch.randn(B, L, 3, **wide) + rubbish_BL[..., None],
         action=torch.rand(B, L, 2, **wide) * 2 - 1,
         reward=torch.rand(B, L, **wide),
         completion=(torch.arange(L) % T == T - 1).double().expand(B, L),
@@ -66,6 +71,10 @@ def _check(rank, shape):
             theirs = cube.cuts[name].part(model.get_parameter(name).grad, mesh)
             scale = model.get_parameter(name).grad.abs().max().clamp(min=1e-6)
             errors[name] = ((parameter.grad - theirs).abs().max() / scale).item()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        errors["norm"] = abs(clip_gradients(cube, 0.1, mesh) - norm) / norm
+        clipped = cube.get_parameter("head.bias").grad - model.head.bias.grad
+        errors["clipped"] = clipped.abs().max().item()
         found[layout, B, ring, loss_on] = max((e, name) for name, e in errors.items())
     return found
 
@@ -84,6 +93,8 @@ def _shares(rank, shape):
     model = make_model(width=48, heads=4, kind="blockwise")
     cube = CubeTransformer(model, mesh)
     assert cube.parameter_count() == model.parameter_count()
+    theirs = {t.data_ptr() for t in (*model.parameters(), *model.buffers())}
+    assert not theirs & {t.data_ptr() for t in (*cube.parameters(), *cube.buffers())}
     kept = [p for name, p in cube.named_parameters() if name != "head.bias"]
     optimizer = torch.optim.AdamW(cube.parameters())
     cube.loss(_float(_steps(1, 3, False)), torch.ones(1, 3 * T)).backward()
@@ -106,3 +117,30 @@ def test_every_process_holds_its_share_of_parameters_gradients_and_moments(shape
         share, rest = divmod(whole - 2, P)  # all have the two biases of the head
         assert rest == 0
         assert (parameters, gradients, moments) == (share, share, 2 * share)
+
+
+def _received(actions=2, recompute=False):
+    """Traffic of both passes in half precision, of a process that pretends to be one of two."""
+    model = make_model(kind="blockwise", recompute=recompute, action_size=actions)
+    steps = dataclasses.replace(_float(_steps(1, 3, False)), action=torch.rand(1, 3 * T, actions))
+    with pretended(2):
+        mesh = CubeMesh(z=2, timeout=None)
+        cube = CubeTransformer(model, mesh)
+        with torch.autocast("cpu", torch.bfloat16), Traffic(mesh) as forward:
+            loss = cube.loss(steps, torch.ones(1, 3 * T))
+        with Traffic(mesh) as backward:
+            loss.backward()
+    return forward, backward
+
+
+def test_the_heads_sums_are_sent_in_single_precision():
+    few, many = (_received(actions)[0].bytes("z", "all-to-all") for actions in (2, 10))
+    rows = 16  # 15 steps and one that fills up; the own half of them is received
+    assert many - few == 4 * 8 * rows // 2
+
+
+def test_recomputed_layers_receive_their_forward_pass_again():
+    (forward, once), (_, twice) = _received(), _received(recompute=True)
+    again = twice.bytes("z", "all-to-all") - once.bytes("z", "all-to-all")
+    head = 4 * 2 * 16 // 2
+    assert again == forward.bytes("z", "all-to-all") - head
