@@ -123,6 +123,12 @@ def test_the_layer_and_all_its_gradients_are_the_whole_ones(shape):
     assert _worst(shape, cases)[0] < 1e-12
 
 
+def test_keys_go_round_three_in_the_right_order():
+    """Round two, both ways are the same."""
+    cases = [{"B": B, "S": 40, "ring": True} for B in (1, 2)]
+    assert _worst((3, 1, 1), cases)[0] < 1e-12
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dropout_is_the_whole_layers_and_of_the_rows_that_it_computes(shape):
     cases = [

@@ -1,12 +1,15 @@
 """Attention of spread rows in one process; over several, `test_cube` compares whole layers."""
 
+import pytest
 import torch
 
+from benchmarks.processes import pretended
 from parallel.attention import Scope, materialised_attention
 from parallel.cube_attention import SpreadAttention
 from parallel.kernels import kernel_for
 from parallel.mesh import CubeMesh
 from parallel.rows import RowLayout
+from parallel.traffic import Traffic
 
 
 def test_gradients_of_half_precision_are_summed_in_single_precision():
@@ -33,3 +36,20 @@ def test_gradients_of_half_precision_are_summed_in_single_precision():
         assert ours.dtype == torch.float32
         error = ours.double() - theirs.grad.permute(2, 0, 1, 3)
         assert error.norm() < 0.01 * theirs.grad.norm()
+
+
+@pytest.mark.parametrize(("sides", "axis"), [((2, 1, 1), "x"), ((1, 1, 2), "z")])
+def test_keys_are_gathered_one_head_at_a_time(sides, axis):
+    S, H, K = 32, 3, 8
+    with pretended(2):
+        mesh = CubeMesh(*sides, timeout=None)
+        attention = SpreadAttention(
+            layout=RowLayout.of(mesh, batch=1, length=S),
+            kernel=kernel_for(torch.device("cpu"), torch.float32, K),
+            causal=True,
+            ring=False,
+            block_key=S,
+        )
+        with Traffic(mesh) as traffic:
+            attention.forward(torch.ones(S // 2, 1, H, K), torch.ones(S // 2, 1, 2, H, K))
+    assert traffic.calls(axis, "all-gather") == traffic.calls() == H
