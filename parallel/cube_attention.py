@@ -93,7 +93,8 @@ class SpreadAttention:
                 queries = Queries(q_BHRK, dout_BHRK, out_BHRK, lse_BHR[:, heads], dq_BHRK)
                 self._add_gradients(queries, stripes, kv_SB2HK, dkv_SB2HK)
                 if self._goes_round:  # the sums go with their keys, and end at home
-                    dkv_SB2HK = pass_on(dkv_SB2HK, self.layout.mesh, "x")()
+                    for part in dkv_SB2HK.split(len(self.layout.blocks[0])):  # in place
+                        part.copy_(pass_on(part, self.layout.mesh, "x")())
             assert dkv_SB2HK is not None
             parts.append(self._brought_home(dkv_SB2HK))
         return dq_RBHK, parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
