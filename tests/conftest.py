@@ -65,8 +65,13 @@ def make_store(returns: list[float], steps: int = 4, tasks: int = 1) -> EpisodeS
     )
 
 
-def make_model(seed: int = 0, **changes: object) -> AgenticTransformer:
-    """A small model of episodes of 5 steps; `changes` go to the config that has the field."""
+def make_model(
+    seed: int = 0, *, layer_dropout: float = 0.0, **changes: object
+) -> AgenticTransformer:
+    """A small model of episodes of 5 steps; `changes` go to the config that has the field.
+
+    `dropout` is that of the tokens, `layer_dropout` that of the layers.
+    """
     fields: dict[str, dict] = {
         "tokens": {
             "layout": "step",
@@ -75,7 +80,7 @@ def make_model(seed: int = 0, **changes: object) -> AgenticTransformer:
             "dropout": 0.5,
             "trajectory_embedding": False,
         },
-        "model": {"layers": 2, "width": 16, "heads": 2, "feed_forward": 2, "dropout": 0.0},
+        "model": {"layers": 2, "width": 16, "heads": 2, "feed_forward": 2},
         "layer": {
             "kind": "memory_efficient",
             "recompute": False,
@@ -97,7 +102,7 @@ def make_model(seed: int = 0, **changes: object) -> AgenticTransformer:
     torch.manual_seed(seed)
     spec = ModelSpec(
         tokens=TokensConfig(**fields["tokens"]),
-        model=ModelConfig(**fields["model"]),
+        model=ModelConfig(**fields["model"], dropout=layer_dropout),
         layer=LayerConfig(**fields["layer"]),
         **fields["spec"],
     )

@@ -47,7 +47,7 @@ def _check(rank, shape):
     layouts = [("step", 1), ("step", 3), ("interleaved", 1), ("interleaved", 2)]
     for (layout, B), ring, loss_on in itertools.product(layouts, [False, True], ["last", "all"]):
         model = make_model(
-            layout=layout, width=48, heads=4, feed_forward=2, dropout=0.3, kind="blockwise",
+            layout=layout, width=48, heads=4, feed_forward=2, layer_dropout=0.3, kind="blockwise",
             recompute=ring, block_query=16, past_action="dropout", past_reward="dropout",
             trajectory_embedding=True, tasks=("walker_walk", "walker_run"),
         ).double().train()  # fmt: skip
@@ -71,6 +71,9 @@ def _check(rank, shape):
             theirs = cube.cuts[name].part(model.get_parameter(name).grad, mesh)
             scale = model.get_parameter(name).grad.abs().max().clamp(min=1e-6)
             errors[name] = ((parameter.grad - theirs).abs().max() / scale).item()
+        model.eval(), cube.eval()
+        told = model.loss(steps, weight_BL), all_reduce(cube.loss(steps, weight_BL), mesh, CUBE)
+        errors["eval"] = (abs(told[1] - told[0]) / told[0]).item()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
         errors["norm"] = abs(clip_gradients(cube, 0.1, mesh) - norm) / norm
         clipped = cube.get_parameter("head.bias").grad - model.head.bias.grad

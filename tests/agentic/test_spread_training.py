@@ -66,7 +66,7 @@ def _trainer(case, run_dir, steps, dtype=torch.float64, **changes):
     (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
     copies, (x, y, z), keys = CASES[case]
     model = make_model(
-        kind="blockwise", past_action="dropout", trajectories=2, dropout=0.2, width=16
+        kind="blockwise", past_action="dropout", trajectories=2, layer_dropout=0.2, width=16
     ).to(dtype)
     config = make_config(model, steps=steps, **changes)
     config = dataclasses.replace(config, parallel=ParallelConfig(kind="cube", keys=keys))
