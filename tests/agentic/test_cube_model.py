@@ -45,6 +45,8 @@ def _check(rank, shape):
     """The largest difference of each case, relative to a tensor's largest number, and where."""
     mesh, found = CubeMesh(*shape), {}
     layouts = [("step", 1), ("step", 3), ("interleaved", 1), ("interleaved", 2)]
+    if mesh.sizes[CUBE] == 8:  # eight processes share two cores
+        layouts = layouts[1:3]
     for (layout, B), ring, loss_on in itertools.product(layouts, [False, True], ["last", "all"]):
         model = make_model(
             layout=layout, width=48, heads=4, feed_forward=2, layer_dropout=0.3, kind="blockwise",
