@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _POLL_SECONDS = 0.1
-_ANSWER_SECONDS = 1.0  # a living process answers within one poll, and within this on a busy machine
+_ANSWER_SECONDS = 2.0  # a living process answers within one poll, and within this on a busy machine
+_HEARING_SECONDS = 1.0  # likewise for hearing the verdict
 _PARTING_SECONDS = 2.0
 _FAILED = "failed"  # no JSON
 
@@ -196,20 +197,25 @@ class World:
 
         The first to ask waits for the answers of all, which threads give whatever their processes
         do; the others hear its verdict. So all name the same process, also those who only lost a
-        peer that had given up. Never raises, and takes 1.5 s at most.
+        peer that had given up. Rank 0 waits until they have heard it, since it may keep the store.
+        Never raises, and takes 4 s at most.
         """
+        # Not in this thread: a store that hangs has no time limit.
         if self._verdict is None:
-            # Not in this thread: a store that hangs has no time limit.
             asking = threading.Thread(target=self._ask, args=(axis, peers), daemon=True)
             asking.start()
-            asking.join(_ANSWER_SECONDS + 0.5)
+            asking.join(_ANSWER_SECONDS + _HEARING_SECONDS)
+        if self.main:
+            waiting = threading.Thread(target=self._wait_for_hearers, daemon=True)
+            waiting.start()
+            waiting.join(_HEARING_SECONDS)
         told = self._verdict or f"lost one of rank(s) {peers} on axis {axis}"
         return f"{told}; this is rank {self.rank}"
 
     def _ask(self, axis: str, peers: list[int]) -> None:
         if self.store is None:
             return
-        until = time.monotonic() + _ANSWER_SECONDS + 0.5
+        until = time.monotonic() + _ANSWER_SECONDS + _HEARING_SECONDS
         with contextlib.suppress(RuntimeError):  # the store may be what was lost
             number = self.store.add("reports", 1)
             self.store.set(f"report/{number}", json.dumps([self.rank, axis, peers]))
@@ -217,6 +223,16 @@ class World:
                 self.store.set("verdict", self._judge(self.store))
         while self._verdict is None and time.monotonic() < until:
             time.sleep(_POLL_SECONDS / 2)
+
+    def _wait_for_hearers(self) -> None:
+        if self.store is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            for rank in range(self.size):
+                while self.store.check([f"living/{rank}"]) and not self.store.check(
+                    [f"heard/{rank}"]
+                ):
+                    time.sleep(_POLL_SECONDS / 2)
 
     def _judge(self, store: dist.Store) -> str:
         silent, until = set(range(self.size)), time.monotonic() + _ANSWER_SECONDS
@@ -248,6 +264,7 @@ class World:
                 if ended.wait(_POLL_SECONDS):
                     return
             self._verdict = store.get("verdict").decode()
+            store.set(f"heard/{self.rank}", "")
 
     def close(self) -> None:
         """Leaves the others, after work that went well; a process that failed just ends."""

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+import parallel.world as world_module
 from parallel.collectives import all_reduce
 from parallel.mesh import CubeMesh
 from parallel.products import product_abt
-from parallel.world import MainFailed, PeerLost, World
+from parallel.world import MainFailed, PeerLost, World, own_rank
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 LOST = re.compile(
@@ -146,7 +147,26 @@ def test_an_exception_on_one_rank_hangs_nobody(tmp_path, shape):
         assert 0 not in ranks.codes(30)
         assert "KeyError: 'a mistake on one rank'" in ranks.text(1)
         for rank in set(range(size)) - {1}:
-            assert LOST.search(ranks.text(rank))[1] == "1"
+            found = LOST.search(ranks.text(rank))
+            assert found, ranks.text(rank)
+            assert found[1] == "1"
+
+
+def _loop_with_a_slow_listener(slow, *arguments):
+    if own_rank() == slow:
+        world_module._POLL_SECONDS = 0.6
+    _loop(*arguments)
+
+
+def test_rank_0_waits_until_a_slow_one_has_heard_who_was_lost(tmp_path):
+    """Here it keeps the store, which ends with it."""
+    with Ranks(tmp_path, 4, _loop_with_a_slow_listener, 3, (2, 2, 1), 60, 1) as ranks:
+        ranks.wait_for("looping")
+        assert 0 not in ranks.codes(30)
+        for rank in (0, 2, 3):
+            found = LOST.search(ranks.text(rank))
+            assert found, ranks.text(rank)
+            assert found[1] == "1"
 
 
 def _sizes_that_do_not_fit(rank):
