@@ -63,17 +63,11 @@ def layers_step(stack: Stack, batch: Batch) -> tuple[Step, MemoryPlan]:
     return step, plan(stack, batch, parameters=stack.layers * stack.layer_parameters)
 
 
-def model_step(
-    kind: str,
-    recompute: bool,
-    precision: str,
-    *,
-    trajectories: int,
-    episode_steps: int,
-    **more: Any,
-) -> tuple[Step, MemoryPlan]:
-    """A step of the trainer on one chain, and its plan; `more` are settings of `agentic-train`."""
-    settings = {
+def chain_settings(
+    kind: str, recompute: bool, precision: str, *, trajectories: int, episode_steps: int
+) -> dict[str, Any]:
+    """Settings of `agentic-train` for steps on one whole chain, the loss on all of it."""
+    return {
         "layer": kind,
         "layer.recompute": recompute,
         "precision": precision,
@@ -87,10 +81,18 @@ def model_step(
         "chain.loss_on": "all",
         "batch_steps": trajectories * episode_steps,
         "device": "cpu",
-        **more,
     }
-    config = train_config(**settings)
-    store = random_store(trajectories, episode_steps)
+
+
+def model_plan(trajectories: int, episode_steps: int, **settings: Any) -> MemoryPlan:
+    """What the plan says of a step with these settings; nothing large is made."""
+    config, store = train_config(**settings), random_store(trajectories, episode_steps)
+    return budget_of(config, model_spec(config, store), store, CPU).plan()
+
+
+def model_step(trajectories: int, episode_steps: int, **settings: Any) -> Step:
+    """A step of the trainer with these settings."""
+    config, store = train_config(**settings), random_store(trajectories, episode_steps)
     spec = model_spec(config, store)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:  # only checkpoints are written to it
@@ -100,7 +102,7 @@ def model_step(
         parameter.grad = torch.zeros_like(parameter)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    return trainer.update, budget_of(config, spec, store, CPU).plan()
+    return trainer.update
 
 
 def train_config(**settings: Any) -> TrainConfig:
@@ -183,18 +185,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 )
                 step, planned = layers_step(stack, Batch(sequences=settings.batch, tokens=length))
             else:
-                step, planned = model_step(
-                    kind,
-                    recompute,
-                    precision,
-                    trajectories=4,
-                    episode_steps=length // 16,
-                    **{
-                        "model.width": width,
-                        "model.heads": heads,
-                        "model.layers": settings.layers,
-                    },
-                )
+                shape_of = {"trajectories": 4, "episode_steps": length // 16}
+                told = chain_settings(kind, recompute, precision, **shape_of) | {
+                    "model.width": width,
+                    "model.heads": heads,
+                    "model.layers": settings.layers,
+                }
+                planned = model_plan(**shape_of, **told)
+                step = model_step(**shape_of, **told)
             found = compare(step, planned)
             measure.log(f"  {found}")
             rows.append(_row(what, kind, recompute, found))
