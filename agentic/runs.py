@@ -26,7 +26,7 @@ from parallel.mesh import CUBE
 
 CONFIG_FILE = "config.yaml"
 # Short names on the command line, which hydra has put where they belong; no settings of their own.
-SHORT = ("trajectories", "trials")
+SHORT = ("trajectories", "chains", "trials")
 
 
 def fresh_dir(parent: Path, name: str) -> Path:
