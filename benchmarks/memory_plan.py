@@ -21,11 +21,10 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from agentic import runs
 from agentic.budget import VARIANTS, budget_of
 from agentic.config import TrainConfig
-from agentic.runs import model_spec
 from agentic.store import EpisodeStore, in_memory
-from agentic.strict import build
 from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure
@@ -91,7 +90,7 @@ def model_step(
     }
     config = train_config(**settings)
     store = random_store(trajectories, episode_steps)
-    spec = model_spec(config, store)
+    spec = runs.model_spec(config, store)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:  # only checkpoints are written to it
         every, none = np.arange(trajectories), np.arange(0)
@@ -107,7 +106,7 @@ def train_config(**settings: Any) -> TrainConfig:
     """What `agentic-train` makes of these settings."""
     with initialize_config_module("configs", version_base="1.3"):
         composed = compose("train", [f"{name}={value}" for name, value in settings.items()])
-    return build(TrainConfig, OmegaConf.to_container(composed, resolve=True))
+    return runs.settings(OmegaConf.to_container(composed, resolve=True), [])  # type: ignore[arg-type]
 
 
 def random_store(episodes: int, steps: int) -> EpisodeStore:
