@@ -73,9 +73,7 @@ def test_the_papers_micro_batch_is_one_chain_of_any_length():
 
 def test_short_names_say_what_longer_ones_do():
     short = _settings("trajectories=32", "trials=16", "chains=8")
-    long = _settings(
-        "chain.trajectories=32", "evaluation.trials=16", "optimizer.accumulate=8"
-    )
+    long = _settings("chain.trajectories=32", "evaluation.trials=16", "optimizer.accumulate=8")
     assert short == long
     assert _settings("method=bc", "chain.top=0.5", "context_steps=4").context_steps == 4
 
