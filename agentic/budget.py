@@ -46,6 +46,10 @@ class Budget:
     def batches(self) -> Iterator[Batch]:
         """The largest micro-batches of `ChainSampler` for every number of trajectories."""
         chain, T = self.config.chain, self.spec.episode_steps
+        K = self.config.context_steps
+        if K is not None:
+            yield self._batch(max(1, chain.window_steps // K), 1, K)
+            return
         N, window = chain.trajectories, min(T, chain.window_steps)
         for n in range(1, N + 1) if chain.count == "uniform" else [N]:
             yield self._batch(max(1, self.config.batch_steps // (n * T)), n, T)
@@ -89,6 +93,11 @@ class Budget:
             return
         layer, there = self.config.layer, f"the {gib(self.machine)} of this machine"
         needed = self.beside + self.plan().total
+        if needed > self.machine and self.config.context_steps is not None:
+            raise ValueError(
+                f"chain.window_steps: got {self.config.chain.window_steps}, needing {gib(needed)} "
+                f"in windows of {self.config.context_steps}, expected at most {there}"
+            )
         if needed > self.machine:
             own = self.longest_chain(layer.kind, layer.recompute)
             fitting = [
@@ -161,12 +170,14 @@ class Budget:
 
 def budget_of(
     config: TrainConfig, spec: ModelSpec, store: EpisodeStore, device: torch.device
-) -> Budget:
-    """The budget of a run on this machine; the model is not built.
+) -> Budget | None:
+    """The budget of a run on this machine; the model is not built. Cloning needs none.
 
     Raises:
         ValueError: the spec is of no model.
     """
+    if spec.method == "bc":
+        return None
     with torch.device("meta"):  # shapes without memory
         parameters = AgenticTransformer(spec).parameter_count()
     return Budget(

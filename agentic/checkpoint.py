@@ -22,7 +22,8 @@ import torch
 from agentic import sharded
 from agentic.episodes import write_atomically
 from agentic.layout import Layout, changed
-from agentic.model import AgenticTransformer, ModelSpec
+from agentic.methods import fresh_model
+from agentic.model import InUnits, ModelSpec
 from agentic.strict import build
 from parallel import shards
 from parallel.mesh import CUBE
@@ -146,13 +147,13 @@ def find(place: Path) -> Path:
     return found[-1]
 
 
-def restore_model(state: dict[str, Any], device: torch.device) -> AgenticTransformer:
+def restore_model(state: dict[str, Any], device: torch.device) -> InUnits:
     """The model of a checkpoint with its averaged weights, in evaluation mode.
 
     Raises:
         ValueError: the parameters do not fit the specification beside them.
     """
-    model = AgenticTransformer(build(ModelSpec, state["spec"], "checkpoint.spec"))
+    model = fresh_model(build(ModelSpec, state["spec"], "checkpoint.spec"))
     try:
         model.load_state_dict(state["averaged"])
     except RuntimeError as error:

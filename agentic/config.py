@@ -1,6 +1,7 @@
 """Settings: plain mappings (hydra's yaml) become frozen dataclasses once, at the entry."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from importlib import resources
 
@@ -13,6 +14,8 @@ from envs import expand
 from parallel import LAYERS
 
 MAX_SEED = 2**63 - 1  # what torch takes
+# Agentic Transformer; and its baselines: Decision Transformer, behaviour cloning
+METHODS = ("at", "dt", "bc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,7 @@ class ChainConfig:
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
     spread: str  # full: the others come from all below the best; drawn: from a part, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
+    top: float = 1.0  # share of the episodes, by return, that anything is drawn from
     weighting: str = "uniform"  # uniform; return: episodes by their return above the worst's
     replacement: bool = False  # whether a trajectory may come twice in a chain
 
@@ -134,9 +138,19 @@ class ChainConfig:
         at_least("chain.window_steps", self.window_steps, 1)
         between("chain.window_share", self.window_share, 0, 1)
         between("chain.best_from", self.best_from, 0, 1)
+        between("chain.top", self.top, 0, 1)
         one_of("chain.spread", self.spread, ("full", "drawn"))
         one_of("chain.loss_on", self.loss_on, ("last", "all"))
         one_of("chain.weighting", self.weighting, ("uniform", "return"))
+
+    def best_of(self, episodes: int) -> int:
+        """How many of so many episodes `top` leaves: the best of every task, at least one."""
+        most = math.floor(round(episodes * self.top, 6))  # 0.7 of 10 are 7, not 6.9999
+        return min(episodes, max(1, most))
+
+    def fits(self, episodes: int) -> bool:
+        """Whether so many episodes are enough for a chain."""
+        return self.best_of(episodes) >= (1 if self.replacement else self.trajectories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +270,7 @@ class TrainConfig:
     data_dir: str
     algorithms: tuple[str, ...] | None  # see agentic.selection; none: the task's own recipe
     holdout: float  # share of the episodes that only validation sees
-    method: str  # at
+    method: str  # see METHODS
     chain: ChainConfig
     tokens: TokensConfig
     model: ModelConfig
@@ -275,6 +289,7 @@ class TrainConfig:
     resume: str | None  # run directory to go on with, by its own settings
     data: DataConfig = DataConfig()
     parallel: ParallelConfig = ParallelConfig()
+    context_steps: int | None = None  # K, all that the policy sees of a trial; none: everything
 
     @property
     def learning(self) -> "TrainConfig":
@@ -292,7 +307,8 @@ class TrainConfig:
         )
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, ("at",))
+        one_of("method", self.method, METHODS)
+        self._check_context()
         between("holdout", self.holdout, 0, 0.5)
         at_least("steps", self.steps, 1)
         at_least("batch_steps", self.batch_steps, 1)
@@ -303,7 +319,8 @@ class TrainConfig:
         for name in ("rollout", "evaluation"):
             rolling = getattr(self, name)
             rolling.check(f"{name}.")
-            if self.tokens.trajectory_embedding and rolling.trials > self.chain.trajectories:
+            numbered = self.tokens.trajectory_embedding and self.context_steps is None
+            if numbered and rolling.trials > self.chain.trajectories:
                 raise ValueError(
                     f"{name}.trials: got {rolling.trials}, expected at most "
                     f"chain.trajectories={self.chain.trajectories} with tokens.trajectory_embedding"
@@ -319,6 +336,32 @@ class TrainConfig:
                 f"rollout: got context={rolling.context}, stop={rolling.stop}, "
                 f"target={rolling.target}, expected context=keep, stop=false and one target: "
                 "one number chooses the checkpoint"
+            )
+
+    def _check_context(self) -> None:
+        """Raises ValueError where the method and what it sees do not go together."""
+        K = self.context_steps
+        if self.method == "at":
+            if K is not None:
+                raise ValueError(
+                    f"context_steps: got {K}, expected null with method=at, which sees whole "
+                    "chains; method=dt sees the last steps alone"
+                )
+            return
+        steps = expand(self.task.name)[0].episode_steps
+        if K is None or not 1 <= K <= steps:
+            raise ValueError(
+                f"context_steps: got {K}, expected 1 to {steps} steps with method={self.method}"
+            )
+        if self.chain.trajectories != 1:
+            raise ValueError(
+                f"chain.trajectories: got {self.chain.trajectories}, expected 1 with "
+                f"method={self.method}, which sees no other trajectory"
+            )
+        if self.parallel.cuts:
+            raise ValueError(
+                f"parallel: got {self.parallel.kind}, expected none or data with "
+                f"method={self.method}, whose sequences are short"
             )
 
 

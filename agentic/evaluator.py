@@ -9,8 +9,8 @@ import torch
 from tqdm import tqdm
 
 from agentic.journal import Journal, Part
-from agentic.model import AgenticTransformer
-from agentic.policy import Policy
+from agentic.methods import policy_of
+from agentic.model import InUnits
 from agentic.protocol import RolloutConfig
 from envs import EnvPool, TaskSpec
 
@@ -73,7 +73,7 @@ def trial_seeds(seed: int, stream: int, contexts: int, trials: int) -> np.ndarra
 
 
 def kept_trials(
-    model: AgenticTransformer,
+    model: InUnits,
     contexts: Sequence[Context],
     config: RolloutConfig,
     *,
@@ -102,7 +102,7 @@ def kept_trials(
 
 
 def reset_trials(
-    model: AgenticTransformer,
+    model: InUnits,
     contexts: Sequence[Context],
     config: RolloutConfig,
     *,
@@ -121,7 +121,7 @@ def reset_trials(
 
 
 def _in_batches(
-    model: AgenticTransformer,
+    model: InUnits,
     contexts: Sequence[Context],
     config: RolloutConfig,
     reset: bool,
@@ -144,7 +144,7 @@ def _in_batches(
 
 
 def _rollout(
-    model: AgenticTransformer,
+    model: InUnits,
     contexts: Sequence[Context],
     config: RolloutConfig,
     reset: bool,
@@ -160,7 +160,7 @@ def _rollout(
     if len(kept) == batch.trials or not batch.running_C.any():
         return batch.brought()
     task_C = np.array([model.spec.tasks.index(c.spec.name) for c in contexts])
-    policy = Policy(model, task_C, batch.trials, config.remember, config.cache)
+    policy = policy_of(model, task_C, batch.trials, config.remember, config.cache)
     for trial in [] if reset else kept:
         policy.recall(trial["memory"])
     steps, label = contexts[0].spec.episode_steps, "reset" if reset else "kept"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from agentic.config import TrainConfig
 from agentic.cube_model import CubeTransformer
-from agentic.model import AgenticTransformer
+from agentic.model import InUnits
 from agentic.tokens import Steps
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
@@ -27,14 +27,14 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 class Imitation(nn.Module):
     """A model's loss as a module of its own, which is what DistributedDataParallel wraps."""
 
-    def __init__(self, model: AgenticTransformer | CubeTransformer, precision: str) -> None:
+    def __init__(self, model: InUnits, precision: str) -> None:
         super().__init__()
         self.model = model
         self._half = precision == "bf16"
 
     def forward(self, steps: Steps, weight_BL: Tensor) -> Tensor:
         """The loss, or this process's share of it in a cube, of steps on any device."""
-        device = self.model.return_scale.device
+        device = self.model.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self._half):
             return self.model.loss(steps.to(device), weight_BL.to(device))
 
@@ -45,13 +45,11 @@ def seed_micro_batch(seed: int, index: int) -> None:
     torch.manual_seed(int(drawn[0]))
 
 
-def clip_gradients(
-    model: AgenticTransformer | CubeTransformer, most: float, mesh: CubeMesh
-) -> float:
+def clip_gradients(model: InUnits, most: float, mesh: CubeMesh) -> float:
     """Scales all gradients down to the common norm `most` where theirs is larger; their norm."""
     if not isinstance(model, CubeTransformer):
         return float(nn.utils.clip_grad_norm_(model.parameters(), most))
-    squares = torch.zeros((), dtype=torch.float64, device=model.return_scale.device)
+    squares = torch.zeros((), dtype=torch.float64, device=model.device)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             holders = mesh.sizes[CUBE] if model.cuts[name].x is None else 1

@@ -28,7 +28,7 @@ from agentic.evaluator import (
 )
 from agentic.journal import Journal
 from agentic.locks import locked
-from agentic.model import AgenticTransformer
+from agentic.model import InUnits
 from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
 from agentic.strict import build
@@ -189,12 +189,13 @@ def _judge(
         for spec, _, target in goals
         for row in seeds_CN.tolist()
     ]
-    _tell(case, model, len(contexts), console)
+    context = "reset" if model.spec.context_steps is not None else config.context
+    _tell(case, model, context, len(contexts), console)
     kept = reset = None
-    if config.context != "reset":
+    if context != "reset":
         name = f"{number:02d}_keep"
         kept = kept_trials(model, contexts, config, journal=journal, name=name, progress=True)
-    if config.context != "keep":
+    if context != "keep":
         name = f"{number:02d}_reset"
         reset = reset_trials(model, contexts, config, journal=journal, name=name, progress=True)
     random = {
@@ -231,30 +232,40 @@ def _judge(
 
 def _tell(
     case: Case,
-    model: AgenticTransformer,
+    model: InUnits,
+    context: str,
     contexts: int,
     console: Console,
 ) -> None:
     """What is going to run, and warnings; ValueError where its memory does not fit."""
     config, spec = case.config, model.spec
-    tokens = config.held * spec.episode_steps * spec.tokens_per_step
+    K = spec.context_steps
+    seen = f"{config.held * spec.episode_steps * spec.tokens_per_step:,} tokens a context"
+    if K is not None:
+        seen = f"seeing the last {K} steps"
     size = spec.cache_bytes(config.cached(contexts // config.contexts), config.cache)
     ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
     goals = contexts // config.contexts
     each = f" for each of {goals} tasks and targets" if goals > 1 else ""
     console.print(
         f"evaluating {case.path.name} (step {case.state['step']}): {config.contexts} context(s) "
-        f"of {config.trials} trial(s){each}, {ways[config.context]}; {tokens:,} tokens a context, "
+        f"of {config.trials} trial(s){each}, {ways[context]}; {seen}, "
         f"keys and values {gib(size)} in {config.cache}",
         soft_wrap=True,
     )
+    if context != config.context:
+        console.print(
+            f"context: got {config.context}, only reset is run: a policy that sees the last {K} "
+            "steps keeps nothing between trials",
+            soft_wrap=True,
+        )
     there = machine_bytes(choose_device(case.device))
     if size > 0.9 * there:
         raise ValueError(
             f"batch: got {config.batch}, whose keys and values take {gib(size)}, expected at most "
             f"the {gib(there)} of this machine; fewer contexts at once, cache=bf16 or remember fit"
         )
-    if config.context != "reset" and config.held > spec.trajectories:
+    if context != "reset" and config.held > spec.trajectories:
         console.print(
             f"warning: a context holds up to {config.held} trials, trained with at most "
             f"{spec.trajectories} trajectories (remember={spec.trajectories} holds no more)",
@@ -270,6 +281,7 @@ def _about(case: Case) -> dict[str, Any]:
         "checkpoint": str(case.path),
         "checkpoint_step": case.state["step"],
         "method": trained["method"],
+        "context_steps": learned.context_steps,
         "layout": trained["tokens"]["layout"],
         "layer": trained["layer"]["kind"],
         "train_trajectories": trained["chain"]["trajectories"],

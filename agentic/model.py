@@ -38,11 +38,13 @@ class ModelSpec:
     tokens: TokensConfig
     model: ModelConfig
     layer: LayerConfig
+    method: str = "at"
+    context_steps: int | None = None  # K, all that it sees of a trial; none: the whole context
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one environment step takes in this layout."""
-        return TOKENS_PER_STEP[self.tokens.layout]
+        """Tokens that one environment step takes in this layout; in cloning, one observation."""
+        return 1 if self.method == "bc" else TOKENS_PER_STEP[self.tokens.layout]
 
     def layer_size(self) -> LayerSize:
         """The layers' widths as `parallel` takes them."""
@@ -50,6 +52,8 @@ class ModelSpec:
 
     def cache_bytes(self, trials: int, cache: str) -> int:
         """Of all layers' keys and values of so many trials."""
+        if self.context_steps is not None:
+            return 0  # the last steps are encoded again, see `agentic.window_policy`
         tokens = trials * self.episode_steps * self.tokens_per_step
         return tokens * self.model.layers * 2 * self.model.width * CACHE_TYPES[cache].itemsize
 
@@ -64,9 +68,9 @@ class ModelSpec:
 
 
 class InUnits(nn.Module):
-    """Normalisation of observations, and the return scale of each task.
+    """A model of any method: a loss, and the units of its observations and returns.
 
-    They are buffers, so that a checkpoint acts in the units it was trained in.
+    The units are buffers, so that a checkpoint acts in the units it was trained in.
     """
 
     observation_mean: Tensor
@@ -79,6 +83,19 @@ class InUnits(nn.Module):
         self.register_buffer("observation_mean", torch.zeros(spec.observation_size))
         self.register_buffer("observation_std", torch.ones(spec.observation_size))
         self.register_buffer("return_scale", torch.ones(len(spec.tasks)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.return_scale.device
+
+    def loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
+        """Mean squared action error over the weighted steps, of which there is at least one."""
+        raise NotImplementedError
+
+    def parameter_count(self) -> int:
+        """Trainable numbers."""
+        return sum(p.numel() for p in self.parameters())
 
     def set_units(
         self, *, observation_mean: np.ndarray, observation_std: np.ndarray, return_scale: np.ndarray
@@ -164,18 +181,14 @@ class AgenticTransformer(InUnits):
                 heads=size.heads,
                 capacity=env_steps * self.spec.tokens_per_step,
                 head_width=size.head_width,
-                device=self.head.weight.device,
+                device=self.device,
                 dtype=dtype,
             )
             for _ in self.layers
         ]
 
-    def parameter_count(self) -> int:
-        """Trainable numbers."""
-        return sum(p.numel() for p in self.parameters())
-
     def loss(self, steps: Steps, weight_BL: Tensor) -> Tensor:
-        """Mean squared action error over the weighted steps, of which there is at least one."""
+        """See `InUnits.loss`."""
         first = int(weight_BL.any(dim=0).nonzero()[0])  # the loss counts no step before it
         weight_BL = weight_BL[:, first:]
         return action_loss(self(steps, first), steps.action[:, first:], weight_BL, weight_BL.sum())

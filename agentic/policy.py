@@ -1,4 +1,4 @@
-"""Acting: the transformer with a key/value cache, one call per environment step."""
+"""Acting in lockstep, one call per environment step; the transformer with a key/value cache."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -6,16 +6,89 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentic.model import CACHE_TYPES, AgenticTransformer
+from agentic.model import CACHE_TYPES, AgenticTransformer, InUnits
 from agentic.tokens import Steps
 
 
-class Policy:
+class LockstepPolicy:
     """C contexts that act in lockstep, trial after trial; deterministic.
 
     Args:
         model: put into evaluation mode by the caller.
         task: (C,) index of each context's task among the model's.
+    """
+
+    def __init__(self, model: InUnits, task: np.ndarray) -> None:
+        self.spec = model.spec
+        self.device, self.dtype = model.device, model.return_scale.dtype
+        self.task_C = torch.as_tensor(task, device=self.device)
+        self.trial = -1  # place in the context
+        self.timestep = 0
+        self.current: Steps | None = None
+
+    def begin_trial(self) -> None:
+        """Another trial of the same context."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Empties the context: the next trial is a first one."""
+        raise NotImplementedError
+
+    def act(self, observation: np.ndarray, return_to_go: np.ndarray) -> np.ndarray:
+        """Actions (C, A) float32 for observations (C, O) and remaining target returns (C,)."""
+        contexts = len(observation)
+        one = torch.ones(contexts, 1, device=self.device, dtype=self.dtype)
+        self.current = Steps(
+            return_to_go=self._tensor(return_to_go)[:, None],
+            observation=self._tensor(observation)[:, None],
+            action=one.new_zeros(contexts, 1, self.spec.action_size),
+            reward=one * 0,
+            completion=one * 0,
+            timestep=(one * self.timestep).long(),
+            trajectory=(one * self.trial).long(),
+            task=self.task_C,
+            valid=one.bool(),
+        )
+        return self._decide(self.current).cpu().numpy()
+
+    def record(self, action: np.ndarray, reward: np.ndarray, completed: np.ndarray) -> None:
+        """What the last decision led to: action (C, A), reward (C,), target reached (C,)."""
+        assert self.current is not None, "record follows act"
+        self._remember(
+            replace(
+                self.current,
+                action=self._tensor(action)[:, None],
+                reward=self._tensor(reward)[:, None],
+                completion=self._tensor(completed)[:, None],
+            )
+        )
+        self.timestep += 1
+
+    def memory(self) -> dict[str, Any]:
+        """What the trial that has just ended added to the context, in plain types and tensors."""
+        raise NotImplementedError
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Passes through a trial again by what it added, instead of acting."""
+        raise NotImplementedError
+
+    def _decide(self, current: Steps) -> torch.Tensor:
+        """Actions (C, A) for the step that has just begun."""
+        raise NotImplementedError
+
+    def _remember(self, done: Steps) -> None:
+        """Takes the last step with its outcome."""
+        raise NotImplementedError
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(array, dtype=self.dtype, device=self.device)
+
+
+class Policy(LockstepPolicy):
+    """Every trial stays in the context, as keys and values.
+
+    Args:
+        model, task: see `LockstepPolicy`.
         trials: most trials that a context will see.
         remember: most trials that it holds, this one included: as another begins, the oldest one's
             keys and values are forgotten (what later tokens took from them stays); None: all.
@@ -33,6 +106,7 @@ class Policy:
         remember: int | None = None,
         cache: str = "fp32",
     ) -> None:
+        super().__init__(model, task)
         spec = model.spec
         if spec.tokens.trajectory_embedding and trials > spec.trajectories:
             raise ValueError(
@@ -40,16 +114,11 @@ class Policy:
                 "that this model's trajectory embedding was trained with"
             )
         self.model = model
-        self.device = model.head.weight.device
-        self.task_C = torch.as_tensor(task, device=self.device)
         self.remember = remember
         steps = min(trials, remember or trials) * spec.episode_steps
         self.caches = model.caches(len(task), steps, CACHE_TYPES[cache])
-        self.trial = -1
-        self.timestep = 0
         self.trial_start = 0  # cached tokens of the trials before
         self.previous: Steps | None = None
-        self.current: Steps | None = None
 
     def begin_trial(self) -> None:
         """All that came before stays in the context, but for what is beyond its size."""
@@ -58,7 +127,7 @@ class Policy:
         if self.remember is not None and self.trial >= self.remember:
             length = self.caches[0].length
             # Interleaved, the last step's outcome is no token yet: it belongs to the next call.
-            forgotten = min(length, self.model.spec.episode_steps * self.model.spec.tokens_per_step)
+            forgotten = min(length, self.spec.episode_steps * self.spec.tokens_per_step)
             for cache in self.caches:
                 cache.drop(forgotten)
             if forgotten == length:
@@ -66,42 +135,20 @@ class Policy:
         self.trial_start = self.caches[0].length
 
     def forget(self) -> None:
-        """Empties the context: the next trial is a first one."""
+        """See `LockstepPolicy.forget`."""
         for cache in self.caches:
             cache.drop(cache.length)
         self.previous = None
         self.trial = -1
 
-    def act(self, observation: np.ndarray, return_to_go: np.ndarray) -> np.ndarray:
-        """Actions (C, A) float32 for observations (C, O) and remaining target returns (C,)."""
-        contexts = len(observation)
-        one = torch.ones(contexts, 1, device=self.device)
-        self.current = Steps(
-            return_to_go=self._tensor(return_to_go)[:, None],
-            observation=self._tensor(observation)[:, None],
-            action=one.new_zeros(contexts, 1, self.model.spec.action_size),
-            reward=one * 0,
-            completion=one * 0,
-            timestep=(one * self.timestep).long(),
-            trajectory=(one * self.trial).long(),
-            task=self.task_C,
-            valid=one.bool(),
-        )
-        return self.model.decode(self.previous, self.current, self.caches).cpu().numpy()
+    def _decide(self, current: Steps) -> torch.Tensor:
+        return self.model.decode(self.previous, current, self.caches)
 
-    def record(self, action: np.ndarray, reward: np.ndarray, completed: np.ndarray) -> None:
-        """What the last decision led to: action (C, A), reward (C,), target reached (C,)."""
-        assert self.current is not None, "record follows act"
-        self.previous = replace(
-            self.current,
-            action=self._tensor(action)[:, None],
-            reward=self._tensor(reward)[:, None],
-            completion=self._tensor(completed)[:, None],
-        )
-        self.timestep += 1
+    def _remember(self, done: Steps) -> None:
+        self.previous = done
 
     def memory(self) -> dict[str, Any]:
-        """What the trial that has just ended added to the context, in plain types and tensors."""
+        """The trial's keys and values, and its last step."""
         assert self.previous is not None, "a trial has ended"
         return {
             "caches": [cache.read(self.trial_start, cache.length) for cache in self.caches],
@@ -109,11 +156,8 @@ class Policy:
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Passes through a trial again by what it added, instead of acting."""
+        """See `LockstepPolicy.recall`."""
         self.begin_trial()
         for cache, (key, value) in zip(self.caches, memory["caches"], strict=True):
             cache.append(key.to(self.device), value.to(self.device))
         self.previous = Steps(**memory["previous"]).to(self.device)
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array, dtype=torch.float32, device=self.device)

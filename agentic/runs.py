@@ -25,6 +25,8 @@ from parallel.kernels import kernel_for
 from parallel.mesh import CUBE
 
 CONFIG_FILE = "config.yaml"
+# Short names on the command line, which hydra has put where they belong; no settings of their own.
+SHORT = ("trajectories", "chains", "trials")
 
 
 def fresh_dir(parent: Path, name: str) -> Path:
@@ -57,7 +59,7 @@ def settings(values: dict[str, Any], overridden: list[str]) -> TrainConfig:
         ValueError: a setting is off. A resumed run takes its own, and may only be spread otherwise.
     """
     if values.get("resume") is None:
-        config = build(TrainConfig, values)
+        config = build(TrainConfig, {k: v for k, v in values.items() if k not in SHORT})
         # A run may be resumed from another working directory.
         config = replace(config, data_dir=str(Path(config.data_dir).absolute()))
         if config.data.store_dir is not None:
@@ -161,6 +163,8 @@ def model_spec(config: TrainConfig, store: EpisodeStore) -> ModelSpec:
         tokens=config.tokens,
         model=config.model,
         layer=config.layer,
+        method=config.method,
+        context_steps=config.context_steps,
     )
 
 
@@ -181,14 +185,15 @@ def print_start(
     config: TrainConfig,
     run_dir: Path,
     trainer: Trainer,
-    budget: Budget,
+    budget: Budget | None,
     console: Console,
 ) -> None:
     """What will be trained, on what, and how much memory that will take."""
-    store, model, chain = trainer.store, trainer.model, config.chain
-    trajectories = chain.trajectories
-    chains = max(1, config.batch_steps // (trajectories * store.steps))
-    sequence = trajectories * store.steps * model.spec.tokens_per_step
+    store, model, trajectories = trainer.store, trainer.model, config.chain.trajectories
+    steps, filled = trajectories * store.steps, config.batch_steps
+    if config.context_steps is not None:
+        steps, filled = config.context_steps, config.chain.window_steps
+    sequences, sequence = max(1, filled // steps), steps * model.spec.tokens_per_step
     table = Table(title=str(run_dir), show_header=False)
     for _ in range(2):
         table.add_column(overflow="fold")
@@ -202,35 +207,47 @@ def print_start(
     if trainer.validation is None:
         held_out = f"none: holdout={config.holdout} leaves fewer than {trajectories} episodes"
     table.add_row("validation", held_out)
-    table.add_row("model", f"{model.parameter_count():,} parameters, {config.tokens.layout} layout")
-    table.add_row("layer", _layer(config, trainer, chains, sequence))
+    cloning = config.method == "bc"
+    shown = "observations" if cloning else f"{config.tokens.layout} layout"
+    table.add_row("model", f"{config.method}, {model.parameter_count():,} parameters, {shown}")
+    if not cloning:
+        table.add_row("layer", _layer(config, trainer, sequences, sequence))
     table.add_row(
-        "tokens per step",
-        f"{chains * sequence * config.optimizer.accumulate:,} "
-        f"({chains} x {sequence:,}, accumulated {config.optimizer.accumulate} times)",
+        "observations per step" if cloning else "tokens per step",
+        f"{sequences * sequence * config.optimizer.accumulate:,} "
+        f"({sequences} x {sequence:,}, accumulated {config.optimizer.accumulate} times)",
     )
-    windows = chain.window_steps * model.spec.tokens_per_step
-    table.add_row(
-        "windows",
-        f"{windows:,} tokens: the first {chain.window_fraction:.0%} of {config.steps:,} steps, "
-        f"then {chain.window_share:.0%} of the micro-batches",
-    )
-    if config.parallel.cuts:
+    table.add_row("windows", _windows(config, model.spec))
+    if budget is None:
+        table.add_row("memory, predicted", "none")
+    elif config.parallel.cuts:
         told = f"of a process's share: none; in one process {gib(budget.plan().total)}"
         table.add_row("memory, predicted", f"{told} and what is beside the step")
     else:
         table.add_row("memory, predicted", _memory(budget))
-        table.add_row(
-            "longest chain",
-            "\n".join(
+        if config.context_steps is None:
+            fitting = [
                 f"{kind}{', recompute' if recompute else ''}: {budget.what_fits(kind, recompute)}"
                 for kind, recompute in VARIANTS
-            ),
-        )
+            ]
+            table.add_row("longest chain", "\n".join(fitting))
     table.add_row("device", f"{trainer.device}, {config.precision}")
     if trainer.world.size > 1:
         table.add_row("processes", _processes(config, trainer))
     console.print(table)
+
+
+def _windows(config: TrainConfig, spec: ModelSpec) -> str:
+    """Which micro-batches are windows, and of what length."""
+    chain = config.chain
+    if config.context_steps is not None:
+        drawn = "" if chain.top == 1 else f" of the best {chain.top:.0%} of the episodes"
+        return f"all, of {config.context_steps} environment steps{drawn}"
+    return (
+        f"{chain.window_steps * spec.tokens_per_step:,} tokens: the first "
+        f"{chain.window_fraction:.0%} of {config.steps:,} steps, then {chain.window_share:.0%} of "
+        "the micro-batches"
+    )
 
 
 def _processes(config: TrainConfig, trainer: Trainer) -> str:
@@ -248,7 +265,7 @@ def _processes(config: TrainConfig, trainer: Trainer) -> str:
     return "".join(told)
 
 
-def _layer(config: TrainConfig, trainer: Trainer, chains: int, sequence: int) -> str:
+def _layer(config: TrainConfig, trainer: Trainer, sequences: int, sequence: int) -> str:
     """The kind, what computes its attention, and its blocks where it has them."""
     size = trainer.model.spec.layer_size()
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -257,7 +274,7 @@ def _layer(config: TrainConfig, trainer: Trainer, chains: int, sequence: int) ->
         told.append(f"{kernel_for(trainer.device, dtype, size.head_width).name} attention")
         blocks = trainer.model.spec.block_settings().sizes(
             size,
-            batch=chains,
+            batch=sequences,
             sequence=sequence,
             element_bytes=4,
             device=trainer.device,

@@ -45,6 +45,7 @@ class ChainSampler:
         batch_steps: environment steps in a micro-batch, filled with as many chains as fit.
         seed: of the whole stream.
         window_batches: micro-batches before this one are windows.
+        context_steps: None; or all micro-batches are windows of so many steps, of one trajectory.
 
     Raises:
         ValueError: fewer episodes than a chain needs.
@@ -59,28 +60,30 @@ class ChainSampler:
         batch_steps: int,
         seed: int,
         window_batches: int = 0,
+        context_steps: int | None = None,
     ) -> None:
-        if len(episodes) < (1 if config.replacement else config.trajectories):
+        drawn_from = config.best_of(len(episodes))
+        if not config.fits(len(episodes)):
             raise ValueError(
                 f"chain.trajectories: got {config.trajectories}, expected at most the "
-                f"{len(episodes)} episodes there are to draw from"
+                f"{drawn_from} episodes there are to draw from"
             )
         self.store = store
         self.config = config
         self.batch_steps = batch_steps
         self.seed = seed
         self.window_batches = window_batches
+        self.context_steps = context_steps
         # Episodes of each task by ascending return: a chain's best is drawn from the end of it,
         # the others from below the best.
         returns_KE = store.returns[:, episodes]
-        order_KE = np.stack([hindsight.ascending(row) for row in returns_KE])
+        order_KE = np.stack([hindsight.ascending(row) for row in returns_KE])[:, -drawn_from:]
         self.ranked_KE = episodes[order_KE]
         # Where ranks have weights: at rank e those of all ranks below it.
         self._mass_KE: np.ndarray | None = None
         if config.weighting == "return":
-            above_KE = np.take_along_axis(
-                returns_KE - returns_KE.min(axis=1, keepdims=True), order_KE, 1
-            )
+            ranked_KE = np.take_along_axis(returns_KE, order_KE, 1)
+            above_KE = ranked_KE - ranked_KE[:, :1]
             # At least a hundredth of the best's, so that every episode can be drawn.
             weight_KE = np.maximum(above_KE, 0.01 * above_KE[:, -1:])
             weight_KE[weight_KE[:, -1] == 0] = 1.0
@@ -93,19 +96,19 @@ class ChainSampler:
         history cannot be learned by copying from it.
         """
         rng = np.random.default_rng([self.seed, index])
+        if self.context_steps is not None:
+            return self._windows(rng, 1, self.context_steps)
         if index < self.window_batches or rng.random() < self.config.window_share:
-            return self._windows(rng)
+            longest = min(self.store.steps, self.config.window_steps)
+            total = round(math.exp(rng.uniform(0, math.log(longest))))
+            count = self._count(rng)
+            return self._windows(rng, count, max(1, total // count))
         count = self._count(rng)
         chains = max(1, self.batch_steps // (count * self.store.steps))
         return [self._chain(rng, count) for _ in range(chains)]
 
-    def _windows(self, rng: np.random.Generator) -> Windows:
+    def _windows(self, rng: np.random.Generator, count: int, length: int) -> Windows:
         """Formed like chains, except that a trajectory may come twice, in different windows."""
-        T = self.store.steps
-        longest = min(T, self.config.window_steps)
-        total = round(math.exp(rng.uniform(0, math.log(longest))))
-        count = self._count(rng)
-        length = max(1, total // count)
         B = max(1, self.config.window_steps // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
         if self._any:
@@ -124,7 +127,7 @@ class ChainSampler:
             length=length,
             task=task_B,
             episodes=self.ranked_KE[task_B[:, None], rank_BN],
-            start=rng.integers(T - length + 1, size=(B, count)),
+            start=rng.integers(self.store.steps - length + 1, size=(B, count)),
         )
 
     @property

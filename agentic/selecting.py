@@ -6,14 +6,14 @@ import numpy as np
 
 from agentic.config import TrainConfig
 from agentic.evaluator import SELECTION, Context, kept_trials, trial_seeds
-from agentic.model import AgenticTransformer
+from agentic.model import InUnits
 from agentic.protocol import target_return
 from agentic.statistics import estimate
 from agentic.store import EpisodeStore
 
 
 def score_of(
-    model: AgenticTransformer,
+    model: InUnits,
     store: EpisodeStore,
     config: TrainConfig,
     interrupted: Callable[[], bool],

@@ -13,8 +13,9 @@ from agentic import checkpoint
 from agentic.budget import budget_of
 from agentic.entry import run
 from agentic.judge import case_of, judge
+from agentic.methods import fresh_model
 from agentic.metrics import MetricLog
-from agentic.model import AgenticTransformer, ModelSpec
+from agentic.model import InUnits, ModelSpec
 from agentic.prepare import shared_data
 from agentic.runs import choose_device, config_text, model_spec, open_run, print_start, settings
 from agentic.spread import mesh_of, print_plan, sides_of
@@ -24,9 +25,9 @@ from envs import without_rendering
 from parallel.world import World, processes
 
 
-def build_model(spec: ModelSpec, store: EpisodeStore) -> AgenticTransformer:
+def build_model(spec: ModelSpec, store: EpisodeStore) -> InUnits:
     """A fresh model in the units of the data."""
-    model = AgenticTransformer(spec)
+    model = fresh_model(spec)
     mean, std = store.observation_units
     model.set_units(observation_mean=mean, observation_std=std, return_scale=store.return_scale())
     return model
@@ -46,11 +47,12 @@ def command(values: dict[str, Any]) -> None:
     run_dir = Path(folder)
     store = shared_data(config, console, world)
     training, held_out = split(store, config.holdout)
-    if len(held_out) < config.chain.trajectories:  # too few for a chain: all train, none validates
+    if not config.chain.fits(len(held_out)):  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
     spec = model_spec(config, store)
     budget = budget_of(config, spec, store, device)
-    budget.check()
+    if budget is not None:
+        budget.check()
     torch.manual_seed(config.seed)
     model = build_model(spec, store).to(device)
     trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)

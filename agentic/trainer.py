@@ -23,7 +23,7 @@ from agentic.imitation import Imitation, clip_gradients, learning_rate, seed_mic
 from agentic.interrupt import Interrupt
 from agentic.layout import Layout, changed
 from agentic.metrics import MetricLog, peak_memory
-from agentic.model import AgenticTransformer
+from agentic.model import AgenticTransformer, InUnits
 from agentic.sampler import ChainSampler
 from agentic.selecting import score_of, trial_scalars
 from agentic.store import EpisodeStore
@@ -58,7 +58,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        model: AgenticTransformer,
+        model: InUnits,
         store: EpisodeStore,
         training: np.ndarray,
         held_out: np.ndarray,
@@ -72,14 +72,15 @@ class Trainer:
         self.run_dir = run_dir
         self.world = world or World()
         self.mesh = mesh or CubeMesh()
-        self.device = model.head.weight.device
-        self.model: AgenticTransformer | CubeTransformer = model
+        self.device = model.device
+        self.model = model
         copies, accumulate = self.mesh.sizes["dp"], config.optimizer.accumulate
         assert accumulate % copies == 0, "copies share out the micro-batches of a step"
         cuts = {name: Cut() for name, _ in model.named_parameters()}
         if self.mesh.sizes[CUBE] > 1:
-            self.model = CubeTransformer(model, self.mesh, ring=config.parallel.keys == "ring")
-            cuts = self.model.cuts
+            assert isinstance(model, AgenticTransformer), "no baseline is cut"
+            cube = CubeTransformer(model, self.mesh, ring=config.parallel.keys == "ring")
+            self.model, cuts = cube, cube.cuts
         self.layout = Layout(self.mesh, cuts) if self.world.size > 1 else None
         self.imitation = Imitation(self.model, config.precision)
         self.learner: nn.Module = self.imitation
@@ -100,19 +101,21 @@ class Trainer:
             batch_steps=config.batch_steps,
             seed=config.seed,
             window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
+            context_steps=config.context_steps,
         )
         self.stream = ChainStream(
             sampler, rank=self.mesh.place["dp"], ranks=copies, threads=config.data.prefetch
         )
         self.held_out = len(held_out)
         self.validation: ChainSampler | None = None
-        if len(held_out) >= config.chain.trajectories:
+        if config.chain.fits(len(held_out)):
             self.validation = ChainSampler(
                 store,
                 held_out,
                 replace(config.chain, window_share=0.0),
                 batch_steps=config.batch_steps,
                 seed=config.seed,
+                context_steps=config.context_steps,
             )
         # Imitation acts better with averaged weights than its loss lets one expect: gradient noise
         # is amplified by acting (Block et al. 2024, "Butterfly Effects of SGD Noise").
@@ -288,10 +291,11 @@ class Trainer:
         losses = [imitation(*self.validation.batch(i)) for i in range(VALIDATION_BATCHES)]
         return float(all_reduce(torch.stack(losses).mean(), self.mesh, CUBE))
 
-    def acting(self) -> AgenticTransformer:
+    def acting(self) -> InUnits:
         """The whole model with averaged weights, in evaluation mode: what acts and is judged."""
         averaged = self.averaged.module
-        if isinstance(averaged, AgenticTransformer):
+        assert isinstance(averaged, InUnits)
+        if not isinstance(averaged, CubeTransformer):
             return averaged.eval()
         whole = AgenticTransformer(self.model.spec).to(self.device)
         whole.load_state_dict(self._whole("averaged", averaged))
@@ -360,7 +364,7 @@ class Trainer:
         self.save()
 
     def _act(
-        self, acting: AgenticTransformer, log: MetricLog | None, interrupt: Interrupt
+        self, acting: InUnits, log: MetricLog | None, interrupt: Interrupt
     ) -> float | str | None:
         """The last trial's return over the dataset's best; None where it was left out."""
         more, most = self.last_rollout, self.config.clocks.rollout_share

@@ -21,11 +21,10 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from agentic import runs
 from agentic.budget import VARIANTS, budget_of
 from agentic.config import TrainConfig
-from agentic.runs import model_spec
 from agentic.store import EpisodeStore, in_memory
-from agentic.strict import build
 from agentic.train import build_model
 from agentic.trainer import Trainer
 from benchmarks import measure
@@ -87,13 +86,13 @@ def chain_settings(
 def model_plan(trajectories: int, episode_steps: int, **settings: Any) -> MemoryPlan:
     """What the plan says of a step with these settings; nothing large is made."""
     config, store = train_config(**settings), random_store(trajectories, episode_steps)
-    return budget_of(config, model_spec(config, store), store, CPU).plan()
+    return budget_of(config, runs.model_spec(config, store), store, CPU).plan()
 
 
 def model_step(trajectories: int, episode_steps: int, **settings: Any) -> Step:
     """A step of the trainer with these settings."""
     config, store = train_config(**settings), random_store(trajectories, episode_steps)
-    spec = model_spec(config, store)
+    spec = runs.model_spec(config, store)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:  # only checkpoints are written to it
         every, none = np.arange(trajectories), np.arange(0)
@@ -109,7 +108,7 @@ def train_config(**settings: Any) -> TrainConfig:
     """What `agentic-train` makes of these settings."""
     with initialize_config_module("configs", version_base="1.3"):
         composed = compose("train", [f"{name}={value}" for name, value in settings.items()])
-    return build(TrainConfig, OmegaConf.to_container(composed, resolve=True))
+    return runs.settings(OmegaConf.to_container(composed, resolve=True), [])  # type: ignore[arg-type]
 
 
 def random_store(episodes: int, steps: int) -> EpisodeStore:

@@ -9,7 +9,8 @@ import torch
 
 from agentic.config import LayerConfig, ModelConfig, TokensConfig
 from agentic.episodes import Episode, buffer_dir, write_episode
-from agentic.model import AgenticTransformer, ModelSpec
+from agentic.methods import fresh_model
+from agentic.model import AgenticTransformer, InUnits, ModelSpec
 from agentic.store import EpisodeStore, in_memory
 from agentic.tokens import Steps
 from envs import TASKS, TaskSpec
@@ -65,9 +66,7 @@ def make_store(returns: list[float], steps: int = 4, tasks: int = 1) -> EpisodeS
     )
 
 
-def make_model(
-    seed: int = 0, *, layer_dropout: float = 0.0, **changes: object
-) -> AgenticTransformer:
+def make_model(seed: int = 0, *, layer_dropout: float = 0.0, **changes: object) -> InUnits:
     """A small model of episodes of 5 steps; `changes` go to the config that has the field.
 
     `dropout` is that of the tokens, `layer_dropout` that of the layers.
@@ -94,6 +93,8 @@ def make_model(
             "action_size": 2,
             "episode_steps": 5,
             "trajectories": 3,
+            "method": "at",
+            "context_steps": None,
         },
     }
     for name, value in changes.items():
@@ -106,9 +107,10 @@ def make_model(
         layer=LayerConfig(**fields["layer"]),
         **fields["spec"],
     )
-    model = AgenticTransformer(spec)
-    # Parameters that start at zero would hide what depends on them.
-    torch.nn.init.normal_(model.embedding.completion.weight)
+    model = fresh_model(spec)
+    if isinstance(model, AgenticTransformer):
+        # Parameters that start at zero would hide what depends on them.
+        torch.nn.init.normal_(model.embedding.completion.weight)
     return model.eval()
 
 

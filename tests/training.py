@@ -79,11 +79,17 @@ def make_config(model, **changes):
     return replace(config, **changes)
 
 
-def make_trainer(run_dir, **changes):
-    """A trainer in `run_dir`, with ten episodes of five steps."""
+def make_trainer(run_dir, *, method="at", **changes):
+    """A trainer in `run_dir`, with ten episodes of five steps, of which baselines see three."""
     (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
     # Dropout everywhere, so that a lost random state would show.
-    model = make_model(past_action="dropout", dropout=0.5, trajectories=2)
+    shown = {"past_action": "dropout", "dropout": 0.5, "trajectories": 2}
+    if method != "at":
+        shown |= {"layer_dropout": 0.1, "trajectories": 1, "method": method, "context_steps": 3}
+    model = make_model(**shown)
+    if method != "at":
+        chain = replace(make_config(model).chain, trajectories=1, best_from=1.0, spread="full")
+        changes = {"method": method, "context_steps": 3, "chain": chain} | changes
     store = make_store([float(r) for r in range(10)], steps=5)
     torch.manual_seed(7)
     config = make_config(model, **changes)

@@ -168,6 +168,27 @@ def test_resume_from_elsewhere(run_dir):
     assert "resuming from" in done.stdout
 
 
+@pytest.mark.parametrize("method", ["bc", "dt"])
+def test_a_baseline_is_trained_judged_and_judged_again(workplace, method):
+    few = [setting for setting in SMALL if not setting.startswith("chain.")]
+    done = _run(workplace, "train", *few, f"method={method}", f"run_dir={method}")
+    assert done.returncode == 0, done.stderr
+    assert "windows" in done.stdout
+    assert "of 20 environment steps" in done.stdout
+    planned = next(line for line in done.stdout.splitlines() if "memory, predicted" in line)
+    assert ("none" in planned) == (method == "bc")
+    (entry,) = json.loads((workplace / method / "results.json").read_text())["results"]
+    assert (entry["method"], entry["context_steps"], entry["kept"]) == (method, 20, None)
+    assert np.array(entry["reset"]["returns"]).shape == (2, 2)
+    both = ["contexts=2", "trials=2", "seed=0", "context=both", f"output={method}_again"]
+    done = _run(workplace, "evaluate", f"checkpoint={method}", *both)
+    assert done.returncode == 0, done.stderr
+    assert "context: got both, only reset is run" in done.stdout
+    again = json.loads((workplace / f"{method}_again" / "results.json").read_text())
+    assert again["results"][0]["kept"] is None
+    assert again["results"][0]["reset"] == entry["reset"]
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
@@ -190,6 +211,8 @@ def test_resume_from_elsewhere(run_dir):
         ("train", ["evaluation.contexts=0"], ["evaluation.contexts: got 0"]),
         ("train", ["task.name=walker_walk"], ["task.name: got 'walker_walk'", "cartpole"]),
         ("train", ["resume=5"], ["resume: got 5"]),
+        ("train", ["method=td3"], ["method/td3", "at", "bc", "dt"]),
+        ("train", ["context_steps=20"], ["context_steps: got 20", "method=at"]),
         ("evaluate", [], ["checkpoint"]),
         ("evaluate", ["checkpoint=nowhere"], ["checkpoint: got nowhere"]),
         ("evaluate", ["checkpoint=.", "trials=0"], ["trials: got 0"]),

@@ -10,6 +10,7 @@ from conftest import make_model
 from agentic import evaluator
 from agentic.evaluator import Context, kept_trials, reset_trials
 from agentic.journal import Journal
+from agentic.policy import Policy
 from agentic.protocol import RolloutConfig
 from envs import TASKS, EnvPool
 
@@ -214,13 +215,13 @@ def test_an_interrupted_rollout_says_so():
 @pytest.mark.parametrize(("asked", "given"), [(None, 2), (3, 3)])
 def test_pytorch_has_fewer_threads_in_a_rollout_only(monkeypatch, asked, given):
     before, seen = torch.get_num_threads(), []
-    act = evaluator.Policy.act
+    act = Policy.act
 
     def watched(policy, *arguments):
         seen.append(torch.get_num_threads())
         return act(policy, *arguments)
 
-    monkeypatch.setattr(evaluator.Policy, "act", watched)
+    monkeypatch.setattr(Policy, "act", watched)
     torch.set_num_threads(4)
     try:
         kept_trials(_model(), _contexts(1, 1), replace(PLAIN, threads=asked))

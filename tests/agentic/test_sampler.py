@@ -20,7 +20,7 @@ CONFIG = ChainConfig(
 )
 
 
-def _sampler(store, batch_steps=12, seed=0, window_batches=0, **changes):
+def _sampler(store, batch_steps=12, seed=0, window_batches=0, context_steps=None, **changes):
     return ChainSampler(
         store,
         np.arange(store.episodes),
@@ -28,6 +28,7 @@ def _sampler(store, batch_steps=12, seed=0, window_batches=0, **changes):
         batch_steps=batch_steps,
         seed=seed,
         window_batches=window_batches,
+        context_steps=context_steps,
     )
 
 
@@ -320,3 +321,63 @@ def test_windows_reach_the_last_step_and_only_the_best_completes():
         length=3, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.zeros((1, 2), int)
     )
     assert cut(store, whole, "last")[0].completion.tolist() == [[0.0] * 5 + [1.0]]
+
+
+def test_a_context_of_k_steps_is_a_window_of_one_trajectory_from_anywhere():
+    store = make_store([float(r) for r in range(10)], steps=6)
+    sampler = _sampler(store, trajectories=1, window_batches=3, context_steps=4)
+    starts = []
+    for i in range(300):
+        drawn = sampler.draw(i)
+        assert isinstance(drawn, Windows)
+        assert (drawn.length, drawn.episodes.shape) == (4, (3, 1))  # 12 steps in a micro-batch
+        steps, weight_BL = sampler.batch(i)
+        assert torch.equal(steps.timestep, torch.tensor(drawn.start) + torch.arange(4))
+        assert weight_BL.shape == (3, 4)
+        assert (weight_BL == 1).all()
+        # All the return that the episode still earns: nothing is relabelled.
+        per_step = torch.from_numpy(store.returns[0, drawn.episodes] / 6)
+        own = per_step * (6 - steps.timestep)
+        assert steps.return_to_go.numpy() == pytest.approx(own.numpy(), abs=1e-5)
+        starts += drawn.start.ravel().tolist()
+    shares = np.bincount(starts) / len(starts)
+    assert shares == pytest.approx(np.full(3, 1 / 3), abs=0.06)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "return"])
+@pytest.mark.parametrize("context_steps", [None, 2])
+def test_only_the_top_is_ever_drawn_of_every_task(weighting, context_steps):
+    store = make_store([float(r) for r in range(30)], tasks=2)
+    sampler = _sampler(
+        store,
+        trajectories=1 if context_steps else 3,
+        top=0.1,
+        weighting=weighting,
+        window_batches=100,
+        context_steps=context_steps,
+    )
+    drawn = {0: set(), 1: set()}
+    for i in range(200):
+        batch = sampler.draw(i)
+        if isinstance(batch, Windows):
+            pairs = zip(batch.task.tolist(), batch.episodes.tolist(), strict=True)
+        else:
+            pairs = ((chain.task, chain.episodes) for chain in batch)
+        for task, episodes in pairs:
+            drawn[task].update(episodes)
+    assert drawn == {0: {27, 28, 29}, 1: {0, 1, 2}}
+
+
+@pytest.mark.parametrize(
+    ("top", "episodes", "left"), [(0.1, 225, 22), (0.1, 5, 1), (0.0, 5, 1), (0.7, 10, 7), (1, 9, 9)]
+)
+def test_the_top_is_whole_episodes_up_to_its_share(top, episodes, left):
+    assert dataclasses.replace(CONFIG, top=top).best_of(episodes) == left
+    store = make_store([float(r) for r in range(episodes)])
+    sampler = _sampler(store, top=top, trajectories=1)
+    assert sampler.ranked_KE.tolist() == [list(range(episodes - left, episodes))]
+
+
+def test_a_top_smaller_than_a_chain_is_refused():
+    with pytest.raises(ValueError, match=r"chain.trajectories: got 3.*at most the 2"):
+        _sampler(make_store([float(r) for r in range(20)]), top=0.1)
