@@ -48,15 +48,16 @@ class Budget:
         chain, T = self.config.chain, self.spec.episode_steps
         K = self.config.context_steps
         if K is not None:
-            yield self._batch(max(1, chain.window_steps // K), 1, K)
+            yield self._batch(max(1, chain.window_batch // K), 1, K)
             return
-        N, window = chain.trajectories, min(T, chain.window_steps)
+        N = chain.trajectories
         for n in range(1, N + 1) if chain.count == "uniform" else [N]:
             yield self._batch(max(1, self.config.batch_steps // (n * T)), n, T)
             if chain.window_fraction or chain.window_share:
-                length = max(1, window // n)
-                # Rounded up: shorter windows may fill the micro-batch better.
-                yield self._batch(-(-chain.window_steps // (n * length)), n, length)
+                longest = min(max(1, chain.window_steps // n), T)
+                for length in (longest, min(longest, max(1, chain.window_batch // n))):
+                    yield self._batch(max(1, chain.window_batch // (n * length)), n, length)
+                yield self._batch(max(1, chain.window_batch // n), n, 1)
 
     def caches(self) -> int:
         """Bytes of the keys and values of the larger of the two kinds of rollouts."""
@@ -95,7 +96,7 @@ class Budget:
         needed = self.beside + self.plan().total
         if needed > self.machine and self.config.context_steps is not None:
             raise ValueError(
-                f"chain.window_steps: got {self.config.chain.window_steps}, needing {gib(needed)} "
+                f"chain.window_batch: got {self.config.chain.window_batch}, needing {gib(needed)} "
                 f"in windows of {self.config.context_steps}, expected at most {there}"
             )
         if needed > self.machine:

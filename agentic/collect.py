@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
+from agentic.collect_config import CollectConfig, RndConfig, TaskConfig
 from agentic.collector import collect, print_worth, worth
-from agentic.config import MAX_SEED, CollectConfig, RndConfig, TaskConfig
+from agentic.config import MAX_SEED
 from agentic.entry import run
 from agentic.episodes import buffer_dir
 from agentic.strict import build

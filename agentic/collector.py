@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from agentic.config import CollectConfig
+from agentic.collect_config import CollectConfig
 from agentic.episodes import (
     FILE_NAME,
     buffer_dir,

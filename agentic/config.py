@@ -3,96 +3,17 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from importlib import resources
 
-import yaml
-
+from agentic.collect_config import TaskConfig
 from agentic.protocol import RolloutConfig
 from agentic.scale import ParallelConfig
-from agentic.strict import at_least, between, build, one_of
+from agentic.strict import at_least, between, one_of
 from envs import expand
 from parallel import LAYERS
 
 MAX_SEED = 2**63 - 1  # what torch takes
 # Agentic Transformer; and its baselines: Decision Transformer, behaviour cloning
 METHODS = ("at", "dt", "bc")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RndConfig:
-    """Sizes and rates of the recipe rnd; values in configs/rnd/."""
-
-    environments: int  # played in lockstep
-    seed_steps: int  # environment steps of uniform actions before learning
-    hidden: int  # width of actor and critics
-    novelty_hidden: int  # width of predictor and random target
-    novelty_size: int  # their outputs
-    batch: int
-    updates_per_step: float  # per environment step
-    learning_rate: float
-    gamma: float
-    n_steps: int  # between an observation and the one whose value is bootstrapped from
-    tau: float  # target update rate
-    noise: float  # standard deviation of the truncated normal around the actor's mean
-    noise_clip: float  # of the noise in updates
-    replay_capacity: int  # transitions
-
-    def __post_init__(self) -> None:
-        for name in ("environments", "hidden", "novelty_hidden", "novelty_size"):
-            at_least(f"rnd.{name}", getattr(self, name), 1)
-        at_least("rnd.seed_steps", self.seed_steps, 0)
-        at_least("rnd.batch", self.batch, 2)  # one observation has no variance
-        at_least("rnd.updates_per_step", self.updates_per_step, 0)
-        if not self.learning_rate > 0:
-            raise ValueError(f"rnd.learning_rate: got {self.learning_rate}, expected above 0")
-        between("rnd.gamma", self.gamma, 0, 1)
-        between("rnd.n_steps", self.n_steps, 1, 250)  # the shortest episodes
-        between("rnd.tau", self.tau, 0, 1)
-        at_least("rnd.noise", self.noise, 0)
-        at_least("rnd.noise_clip", self.noise_clip, 0)
-        between("rnd.replay_capacity", self.replay_capacity, 1000, 10**8)  # the longest episodes
-        between("rnd.environments", self.environments, 1, 1000)
-
-
-def small_rnd() -> RndConfig:
-    """What configs/rnd/small.yaml says: the recipe where nothing else has been asked for."""
-    text = (resources.files("configs") / "rnd" / "small.yaml").read_text()
-    return build(RndConfig, yaml.safe_load(text), "rnd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectConfig:
-    """What to explore, and for how long; whichever limit is reached first ends it."""
-
-    recipe: str  # td3 | rnd | babble | random
-    reward_task: str  # the task whose reward is stored and, for td3, learned
-    episodes: int
-    seconds: float
-    workers: int  # exploring processes, each a learner of its own; 0 explores in this process
-    rnd: RndConfig = dataclasses.field(default_factory=small_rnd)
-
-    def __post_init__(self) -> None:
-        at_least("episodes", self.episodes, 1)
-        at_least("seconds", self.seconds, 0)
-        at_least("workers", self.workers, 0)
-        if len(expand(self.reward_task)) != 1:
-            raise ValueError(f"reward_task: got {self.reward_task!r}, expected one task")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskConfig:
-    """A task and how its data are made where there are none."""
-
-    name: str
-    collect: CollectConfig
-
-    def __post_init__(self) -> None:
-        (learned,) = expand(self.collect.reward_task)
-        if expand(self.name)[0].domain != learned.domain:
-            raise ValueError(
-                f"task.name: got {self.name!r}, expected a task of the domain {learned.domain!r} "
-                f"as task.collect.reward_task={learned.name}; say task=<name> to change both"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +44,8 @@ class ChainConfig:
     count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch, windows or not
     window_fraction: float  # first part of the training, on windows of chains
     window_share: float  # share of the micro-batches after it that are such windows
-    window_steps: int  # environment steps in a micro-batch of windows, and the most in a window
+    window_steps: int  # environment steps in the longest chain of windows
+    window_batch: int  # environment steps that chains of windows fill a micro-batch with
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
     spread: str  # full: the others come from all below the best; drawn: from a part, of drawn size
     loss_on: str  # last: the chain's best trajectory; all: every trajectory
@@ -136,6 +58,7 @@ class ChainConfig:
         one_of("chain.count", self.count, ("fixed", "uniform"))
         between("chain.window_fraction", self.window_fraction, 0, 1)
         at_least("chain.window_steps", self.window_steps, 1)
+        at_least("chain.window_batch", self.window_batch, 1)
         between("chain.window_share", self.window_share, 0, 1)
         between("chain.best_from", self.best_from, 0, 1)
         between("chain.top", self.top, 0, 1)

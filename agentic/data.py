@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentic.config import DataConfig, TaskConfig
+from agentic.collect_config import TaskConfig
+from agentic.config import DataConfig
 from agentic.entry import run
 from agentic.flat import FlatStore, store_path
 from agentic.inspection import inspect

@@ -1,6 +1,7 @@
 """What an optimiser step is made of: learning rate, loss, gradients of all processes."""
 
 import math
+import signal
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from agentic.config import TrainConfig
 from agentic.cube_model import CubeTransformer
+from agentic.interrupt import Interrupt
 from agentic.model import InUnits
 from agentic.tokens import Steps
 from parallel.collectives import all_reduce
@@ -57,3 +59,13 @@ def clip_gradients(model: InUnits, most: float, mesh: CubeMesh) -> float:
     norm = all_reduce(squares, mesh, CUBE).sqrt()
     nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
     return float(norm)
+
+
+def ended(interrupt: Interrupt, mesh: CubeMesh, device: torch.device) -> signal.Signals | None:
+    """The signal that any of the processes has got, for all of them in the same step."""
+    if max(mesh.sizes.values()) == 1:
+        return interrupt.signal
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    got = torch.tensor([float(interrupt.signal == kind) for kind in kinds], device=device)
+    counts = all_reduce(all_reduce(got, mesh, CUBE), mesh, "dp").tolist()
+    return next((kind for kind, count in zip(kinds, counts, strict=True) if count), None)

@@ -192,7 +192,7 @@ def print_start(
     store, model, trajectories = trainer.store, trainer.model, config.chain.trajectories
     steps, filled = trajectories * store.steps, config.batch_steps
     if config.context_steps is not None:
-        steps, filled = config.context_steps, config.chain.window_steps
+        steps, filled = config.context_steps, config.chain.window_batch
     sequences, sequence = max(1, filled // steps), steps * model.spec.tokens_per_step
     table = Table(title=str(run_dir), show_header=False)
     for _ in range(2):

@@ -99,17 +99,16 @@ class ChainSampler:
         if self.context_steps is not None:
             return self._windows(rng, 1, self.context_steps)
         if index < self.window_batches or rng.random() < self.config.window_share:
-            longest = min(self.store.steps, self.config.window_steps)
-            total = round(math.exp(rng.uniform(0, math.log(longest))))
+            total = round(math.exp(rng.uniform(0, math.log(self.config.window_steps))))
             count = self._count(rng)
-            return self._windows(rng, count, max(1, total // count))
+            return self._windows(rng, count, min(max(1, total // count), self.store.steps))
         count = self._count(rng)
         chains = max(1, self.batch_steps // (count * self.store.steps))
         return [self._chain(rng, count) for _ in range(chains)]
 
     def _windows(self, rng: np.random.Generator, count: int, length: int) -> Windows:
         """Formed like chains, except that a trajectory may come twice, in different windows."""
-        B = max(1, self.config.window_steps // (length * count))
+        B = max(1, self.config.window_batch // (length * count))
         task_B = rng.integers(len(self.ranked_KE), size=B)
         if self._any:
             zero_B = np.zeros(B, int)

@@ -19,7 +19,7 @@ from agentic import checkpoint
 from agentic.config import TrainConfig
 from agentic.cube_model import CubeTransformer
 from agentic.evaluator import Interrupted
-from agentic.imitation import Imitation, clip_gradients, learning_rate, seed_micro_batch
+from agentic.imitation import Imitation, clip_gradients, ended, learning_rate, seed_micro_batch
 from agentic.interrupt import Interrupt
 from agentic.layout import Layout, changed
 from agentic.metrics import MetricLog, peak_memory
@@ -93,6 +93,7 @@ class Trainer:
             lr=config.optimizer.learning_rate,
             betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
             weight_decay=config.optimizer.weight_decay,
+            fused=True,  # one pass over all parameters, an eighth of the time on a CPU
         )
         sampler = ChainSampler(
             store,
@@ -211,7 +212,7 @@ class Trainer:
             ) as bar,
         ):
             began = time.monotonic() - self.spent
-            while (ended_by := self._ended_by(interrupt)) is None:
+            while (ended_by := ended(interrupt, self.mesh, self.device)) is None:
                 self.spent = time.monotonic() - began
                 if self._rollout_due():  # first: a run that ended in one begins with it again
                     self._rollout(log, interrupt)
@@ -313,15 +314,6 @@ class Trainer:
         """The state of a model with whole tensors; all processes take part."""
         state = {key: model.state_dict()}
         return state[key] if self.layout is None else changed(state, self.layout.whole)[key]
-
-    def _ended_by(self, interrupt: Interrupt) -> signal.Signals | None:
-        """The signal that any of the processes has got, for all of them in the same step."""
-        if self.world.size == 1:
-            return interrupt.signal
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        got = torch.tensor([float(interrupt.signal == kind) for kind in kinds], device=self.device)
-        counts = all_reduce(all_reduce(got, self.mesh, CUBE), self.mesh, "dp").tolist()
-        return next((kind for kind, count in zip(kinds, counts, strict=True) if count), None)
 
     def _log(self, log: MetricLog | None, values: dict[str, float]) -> None:
         if log is not None:

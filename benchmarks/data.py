@@ -223,6 +223,7 @@ def chain_config(trajectories: int) -> ChainConfig:
         window_fraction=0.0,
         window_share=0.0,
         window_steps=1,
+        window_batch=1,
         best_from=1.0,
         spread="full",
         loss_on="last",

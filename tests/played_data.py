@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from agentic.collect_config import CollectConfig
 from agentic.collector import collect
-from agentic.config import CollectConfig
 
 
 def play(data_dir: Path, task: str, episodes: int, seed: int = 0) -> Path:

@@ -8,13 +8,12 @@ import torch
 from conftest import make_model, make_store
 
 from agentic import checkpoint
+from agentic.collect_config import CollectConfig, TaskConfig
 from agentic.config import (
     ChainConfig,
     ClockConfig,
-    CollectConfig,
     OptimizerConfig,
     RolloutConfig,
-    TaskConfig,
     TrainConfig,
 )
 from agentic.metrics import MetricLog
@@ -39,6 +38,7 @@ def make_config(model, **changes):
             count="uniform",
             window_fraction=0.3,
             window_steps=10,
+            window_batch=10,
             window_share=0.3,
             best_from=0.5,
             spread="drawn",

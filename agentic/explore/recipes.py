@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentic.config import RndConfig
+from agentic.collect_config import RndConfig
 from agentic.episodes import Episode
 from agentic.explore.babble import babble
 from agentic.explore.memory import Memory

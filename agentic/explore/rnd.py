@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentic.config import RndConfig, small_rnd
+from agentic.collect_config import RndConfig, small_rnd
 from agentic.episodes import Episode, read_episode
 from agentic.explore import noise
 from agentic.explore.ddpg import Ddpg, DdpgSettings, linear

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentic.config import RndConfig
+from agentic.collect_config import RndConfig
 from agentic.episodes import Episode
 from agentic.explore.recipes import Recipe, for_workers
 from envs import TaskSpec, quiet_simulator

@@ -65,12 +65,16 @@ def test_nothing_fits_beside_the_process():
 
 
 @pytest.mark.parametrize("count", ["fixed", "uniform"])
-@pytest.mark.parametrize(("batch_steps", "window_steps"), [(500, 100), (1, 7), (90, 400)])
-def test_no_drawn_micro_batch_is_larger_than_planned(count, batch_steps, window_steps):
+@pytest.mark.parametrize(
+    ("batch_steps", "window_steps", "filled"),
+    [(500, 100, 60), (1, 7, 30), (90, 400, 400), (1, 100, 130)],
+)
+def test_no_drawn_micro_batch_is_larger_than_planned(count, batch_steps, window_steps, filled):
     settings = {
         "chain.count": count,
         "chain.trajectories": 3,
         "chain.window_steps": window_steps,
+        "chain.window_batch": filled,
         "chain.window_fraction": 0.5,
     }
     budget = _budget(episodes=6, steps=50, batch_steps=batch_steps, **settings)

@@ -7,7 +7,7 @@ import pytest
 from conftest import make_episode
 
 from agentic import collector
-from agentic.config import CollectConfig, small_rnd
+from agentic.collect_config import CollectConfig, small_rnd
 from agentic.episodes import buffer_dir, episode_files, read_episode, write_episode
 from agentic.locks import locked
 from envs import TASKS

@@ -6,14 +6,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from agentic.collect_config import CollectConfig, RndConfig, TaskConfig, small_rnd
 from agentic.config import (
     ChainConfig,
-    CollectConfig,
     ModelConfig,
     OptimizerConfig,
-    RndConfig,
-    TaskConfig,
-    small_rnd,
 )
 from agentic.strict import build
 from envs import TASKS
@@ -98,6 +95,7 @@ def test_ranges_are_checked(cls, values, field):
             "count": "fixed",
             "window_fraction": 0.0,
             "window_steps": 100,
+            "window_batch": 100,
             "window_share": 0.0,
             "best_from": 1.0,
             "spread": "full",

@@ -51,7 +51,7 @@ def test_what_a_method_needs_stands_in_every_experiment(method, experiment, tmp_
     else:
         assert (config.context_steps, chain.trajectories) == (20, 1)
         assert chain.top == (0.1 if method == "bc" else 1.0)
-        assert config.optimizer.accumulate * (chain.window_steps // 20) == 64
+        assert config.optimizer.accumulate * (chain.window_batch // 20) == 64
         assert (chain.best_from, chain.spread) == (1.0, "full")
         assert config.evaluation.context == "reset"
     if experiment:
@@ -157,7 +157,7 @@ def test_cloning_needs_no_plan_and_a_window_is_all_that_dt_plans_for():
     assert [(b.sequences, b.tokens) for b in budget.batches()] == [(64, 80)]
     assert budget.caches() == 0
     budget.check()
-    with pytest.raises(ValueError, match=r"chain.window_steps: got 1280, .* in windows of 20"):
+    with pytest.raises(ValueError, match=r"chain.window_batch: got 1280, .* in windows of 20"):
         replace(budget, machine=2**20).check()
 
 

@@ -67,6 +67,7 @@ def test_mixed_chains_are_those_of_one_folder(two_algorithms, tmp_path):
         window_fraction=0.0,
         window_share=0.5,
         window_steps=50,
+        window_batch=50,
         best_from=0.5,
         spread="drawn",
         loss_on="last",

@@ -19,6 +19,7 @@ CONFIG = ChainConfig(
     window_fraction=0.0,
     window_share=0.3,
     window_steps=12,
+    window_batch=12,
     best_from=0.5,
     spread="drawn",
     loss_on="last",

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentic.config import small_rnd
+from agentic.collect_config import small_rnd
 from agentic.explore import RECIPES
 from agentic.explore.babble import mixture
 from agentic.explore.recording import Recording

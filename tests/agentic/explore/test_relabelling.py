@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulator_reward import simulator
 
-from agentic.config import small_rnd
+from agentic.collect_config import small_rnd
 from agentic.explore import RECIPES
 from agentic.explore.td3 import Td3Settings
 from envs import TASKS, domain_tasks, reward

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentic.config import small_rnd
+from agentic.collect_config import small_rnd
 from agentic.episodes import write_episode
 from agentic.explore import stream
 from agentic.explore.memory import Memory
