@@ -53,7 +53,7 @@ class Budget:
         N = chain.trajectories
         for n in range(1, N + 1) if chain.count == "uniform" else [N]:
             yield self._batch(max(1, self.config.batch_steps // (n * T)), n, T)
-            if chain.window_fraction or chain.window_share:
+            if chain.window_share:
                 longest = min(max(1, chain.window_steps // n), T)
                 for length in (longest, min(longest, max(1, chain.window_batch // n))):
                     yield self._batch(max(1, chain.window_batch // (n * length)), n, length)

@@ -42,8 +42,7 @@ class ChainConfig:
 
     trajectories: int  # N, the most trajectories in a chain
     count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch, windows or not
-    window_fraction: float  # first part of the training, on windows of chains
-    window_share: float  # share of the micro-batches after it that are such windows
+    window_share: float  # of the micro-batches: chains of windows, the others of whole trajectories
     window_steps: int  # environment steps in the longest chain of windows
     window_batch: int  # environment steps that chains of windows fill a micro-batch with
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
@@ -56,7 +55,6 @@ class ChainConfig:
     def __post_init__(self) -> None:
         at_least("chain.trajectories", self.trajectories, 1)
         one_of("chain.count", self.count, ("fixed", "uniform"))
-        between("chain.window_fraction", self.window_fraction, 0, 1)
         at_least("chain.window_steps", self.window_steps, 1)
         at_least("chain.window_batch", self.window_batch, 1)
         between("chain.window_share", self.window_share, 0, 1)

@@ -244,9 +244,8 @@ def _windows(config: TrainConfig, spec: ModelSpec) -> str:
         drawn = "" if chain.top == 1 else f" of the best {chain.top:.0%} of the episodes"
         return f"all, of {config.context_steps} environment steps{drawn}"
     return (
-        f"{chain.window_steps * spec.tokens_per_step:,} tokens: the first "
-        f"{chain.window_fraction:.0%} of {config.steps:,} steps, then {chain.window_share:.0%} of "
-        "the micro-batches"
+        f"{chain.window_share:.0%} of the micro-batches, of up to "
+        f"{chain.window_steps * spec.tokens_per_step:,} tokens"
     )
 
 

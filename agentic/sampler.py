@@ -44,7 +44,6 @@ class ChainSampler:
         config: how chains are formed.
         batch_steps: environment steps in a micro-batch, filled with as many chains as fit.
         seed: of the whole stream.
-        window_batches: micro-batches before this one are windows.
         context_steps: None; or all micro-batches are windows of so many steps, of one trajectory.
 
     Raises:
@@ -59,7 +58,6 @@ class ChainSampler:
         *,
         batch_steps: int,
         seed: int,
-        window_batches: int = 0,
         context_steps: int | None = None,
     ) -> None:
         drawn_from = config.best_of(len(episodes))
@@ -72,7 +70,6 @@ class ChainSampler:
         self.config = config
         self.batch_steps = batch_steps
         self.seed = seed
-        self.window_batches = window_batches
         self.context_steps = context_steps
         # Episodes of each task by ascending return: a chain's best is drawn from the end of it,
         # the others from below the best.
@@ -90,7 +87,7 @@ class ChainSampler:
             self._mass_KE = np.pad(np.cumsum(weight_KE, axis=1), ((0, 0), (1, 0)))
 
     def draw(self, index: int) -> list[Chain] | Windows:
-        """Micro-batch `index`: windows first, then chains, all of one length, with some windows.
+        """Micro-batch `index`: chains of windows, or of whole trajectories, all of one length.
 
         Windows are as long as drawn, from one step upwards: what is also decided without its
         history cannot be learned by copying from it.
@@ -98,7 +95,7 @@ class ChainSampler:
         rng = np.random.default_rng([self.seed, index])
         if self.context_steps is not None:
             return self._windows(rng, 1, self.context_steps)
-        if index < self.window_batches or rng.random() < self.config.window_share:
+        if rng.random() < self.config.window_share:
             total = round(math.exp(rng.uniform(0, math.log(self.config.window_steps))))
             count = self._count(rng)
             return self._windows(rng, count, min(max(1, total // count), self.store.steps))

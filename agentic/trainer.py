@@ -101,7 +101,6 @@ class Trainer:
             config.chain,
             batch_steps=config.batch_steps,
             seed=config.seed,
-            window_batches=round(config.steps * config.chain.window_fraction) * accumulate,
             context_steps=config.context_steps,
         )
         self.stream = ChainStream(

@@ -220,7 +220,6 @@ def chain_config(trajectories: int) -> ChainConfig:
     return ChainConfig(
         trajectories=trajectories,
         count="fixed",
-        window_fraction=0.0,
         window_share=0.0,
         window_steps=1,
         window_batch=1,
@@ -246,7 +245,6 @@ def share(
                     "task": f"{store.specs[0].name}",
                     "chain.trajectories": N,
                     "chain.count": "fixed",
-                    "chain.window_fraction": 0,
                     "chain.window_share": 0,
                     "batch_steps": N * store.steps,
                     "model.width": width,

@@ -75,7 +75,6 @@ def chain_settings(
         "tokens.past_reward": "keep",
         "chain.trajectories": trajectories,
         "chain.count": "fixed",
-        "chain.window_fraction": 0,
         "chain.window_share": 0,
         "chain.loss_on": "all",
         "batch_steps": trajectories * episode_steps,

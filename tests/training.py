@@ -36,10 +36,9 @@ def make_config(model, **changes):
         chain=ChainConfig(
             trajectories=2,
             count="uniform",
-            window_fraction=0.3,
             window_steps=10,
             window_batch=10,
-            window_share=0.3,
+            window_share=0.5,
             best_from=0.5,
             spread="drawn",
             loss_on="last",

@@ -75,7 +75,7 @@ def test_no_drawn_micro_batch_is_larger_than_planned(count, batch_steps, window_
         "chain.trajectories": 3,
         "chain.window_steps": window_steps,
         "chain.window_batch": filled,
-        "chain.window_fraction": 0.5,
+        "chain.window_share": 0.5,
     }
     budget = _budget(episodes=6, steps=50, batch_steps=batch_steps, **settings)
     sampler = ChainSampler(
@@ -84,7 +84,6 @@ def test_no_drawn_micro_batch_is_larger_than_planned(count, batch_steps, window_
         budget.config.chain,
         batch_steps=batch_steps,
         seed=0,
-        window_batches=40,
     )
     most = max(batch.sequences * batch.tokens for batch in budget.batches())
     longest = max(batch.tokens for batch in budget.batches())

@@ -66,7 +66,7 @@ def test_build_names_the_field(change, words):
         (ChainConfig, {"trajectories": 0}, "chain.trajectories"),
         (ChainConfig, {"count": "some"}, "chain.count"),
         (ChainConfig, {"best_from": 1.5}, "chain.best_from"),
-        (ChainConfig, {"window_fraction": float("nan")}, "chain.window_fraction"),
+        (ChainConfig, {"window_share": float("nan")}, "chain.window_share"),
         (ModelConfig, {"heads": 3}, "model.heads"),
         (ModelConfig, {"dropout": 1.0}, "model.dropout"),
         (OptimizerConfig, {"learning_rate": float("nan")}, "optimizer.learning_rate"),
@@ -93,7 +93,6 @@ def test_ranges_are_checked(cls, values, field):
         ChainConfig: {
             "trajectories": 2,
             "count": "fixed",
-            "window_fraction": 0.0,
             "window_steps": 100,
             "window_batch": 100,
             "window_share": 0.0,

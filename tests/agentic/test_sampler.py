@@ -11,7 +11,6 @@ from agentic.sampler import Chain, ChainSampler, Windows, assemble, cut
 CONFIG = ChainConfig(
     trajectories=3,
     count="fixed",
-    window_fraction=0.0,
     window_share=0.0,
     window_steps=12,
     window_batch=12,
@@ -21,14 +20,13 @@ CONFIG = ChainConfig(
 )
 
 
-def _sampler(store, batch_steps=12, seed=0, window_batches=0, context_steps=None, **changes):
+def _sampler(store, batch_steps=12, seed=0, context_steps=None, **changes):
     return ChainSampler(
         store,
         np.arange(store.episodes),
         dataclasses.replace(CONFIG, **changes),
         batch_steps=batch_steps,
         seed=seed,
-        window_batches=window_batches,
         context_steps=context_steps,
     )
 
@@ -119,17 +117,17 @@ def test_shorter_chains_are_padded_on_the_right():
     assert torch.equal(steps.observation[0, :2], steps.observation[1, 2:])
 
 
-def test_windows_come_first_and_then_now_and_again():
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 0.35, 0.65), (1.0, 1, 1)])
+def test_the_share_of_windows_is_the_one_asked_for(share, low, high):
     store = make_store([float(r) for r in range(10)])
-    sampler = _sampler(store, window_share=0.5, window_batches=10)
+    sampler = _sampler(store, window_share=share)
     draws = [isinstance(sampler.draw(i), Windows) for i in range(200)]
-    assert all(draws[:10])
-    assert 0.35 < np.mean(draws[10:]) < 0.65
+    assert low <= np.mean(draws) <= high
 
 
 def test_windows_are_formed_like_chains_of_any_length():
     store = make_store([float(r) for r in range(10)], steps=6)
-    sampler = _sampler(store, count="uniform", best_from=0.2, window_batches=300, spread="drawn")
+    sampler = _sampler(store, count="uniform", best_from=0.2, window_share=1.0, spread="drawn")
     seen = set()
     for i in range(300):
         windows = sampler.draw(i)
@@ -176,7 +174,7 @@ def test_a_window_is_that_part_of_the_chain():
 
 def test_fixed_count_and_longest_window_hold_in_windows():
     store = make_store([float(r) for r in range(10)], steps=12)
-    sampler = _sampler(store, window_batches=100, window_steps=6)
+    sampler = _sampler(store, window_share=1.0, window_steps=6)
     drawn = [sampler.draw(i) for i in range(100)]
     assert {windows.episodes.shape[1] for windows in drawn} == {3}
     assert max(windows.length * 3 for windows in drawn) == 6
@@ -326,7 +324,7 @@ def test_windows_reach_the_last_step_and_only_the_best_completes():
 
 def test_a_context_of_k_steps_is_a_window_of_one_trajectory_from_anywhere():
     store = make_store([float(r) for r in range(10)], steps=6)
-    sampler = _sampler(store, trajectories=1, window_batches=3, context_steps=4)
+    sampler = _sampler(store, trajectories=1, context_steps=4)
     starts = []
     for i in range(300):
         drawn = sampler.draw(i)
@@ -354,7 +352,7 @@ def test_only_the_top_is_ever_drawn_of_every_task(weighting, context_steps):
         trajectories=1 if context_steps else 3,
         top=0.1,
         weighting=weighting,
-        window_batches=100,
+        window_share=0.5,
         context_steps=context_steps,
     )
     drawn = {0: set(), 1: set()}

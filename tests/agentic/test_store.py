@@ -64,7 +64,6 @@ def test_mixed_chains_are_those_of_one_folder(two_algorithms, tmp_path):
     config = ChainConfig(
         trajectories=3,
         count="uniform",
-        window_fraction=0.0,
         window_share=0.5,
         window_steps=50,
         window_batch=50,

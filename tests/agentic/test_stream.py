@@ -16,7 +16,6 @@ from envs import TASKS
 CONFIG = ChainConfig(
     trajectories=3,
     count="uniform",
-    window_fraction=0.0,
     window_share=0.3,
     window_steps=12,
     window_batch=12,
