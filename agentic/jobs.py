@@ -73,9 +73,7 @@ class ReproduceConfig:
     @property
     def sections(self) -> tuple[Section, ...]:
         """The main table and the extra ones, all with rows of their own."""
-        main = Section(
-            section=self.section, tasks=self.tasks, rows=self.rows, collect=self.collect
-        )
+        main = Section(section=self.section, tasks=self.tasks, rows=self.rows, collect=self.collect)
         return tuple(
             Section(
                 section=s.section,

@@ -71,7 +71,7 @@ class Launcher:
         self._took: dict[str, list[float]] = {}  # seconds of finished jobs, by `_kind`
 
     def run(self, jobs: Iterable[Job], at_once: int, interrupt: Interrupt) -> None:
-        """Runs those that are not finished, `at_once` at a time; `failures` grows by those that fail.
+        """Runs what is not finished, `at_once` at a time; what fails is added to `failures`.
 
         Raises:
             KeyboardInterrupt: asked twice; the jobs have been told so, and have ended.

@@ -11,6 +11,7 @@ from agentic.entry import Terminated, run
 from agentic.interrupt import Interrupt
 from agentic.jobs import ReproduceConfig, data_jobs, train_jobs
 from agentic.launch import Launcher, command_line
+from agentic.report import write_report
 from agentic.strict import build
 
 
@@ -22,6 +23,9 @@ def command(values: dict[str, Any]) -> None:
         _print_plan(config)
         return
     failed = [] if config.report else _run_jobs(config, console)
+    output = Path(config.output)
+    if config.report or any(job.finished() for job in train_jobs(config)):
+        write_report(output, config.tasks, console)
     for line in failed:
         print(line, file=sys.stderr)
     if failed:
