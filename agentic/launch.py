@@ -105,10 +105,9 @@ class Launcher:
                     if ended.job.finished():
                         self._tell_end(ended, waiting, running, at_once)
                 time.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
-            _pass_on(running, signal.SIGINT)
-            raise
         finally:
+            # Some are left where the user has asked twice, or the disk is full: none stays behind.
+            _pass_on(running, signal.SIGTERM)
             for left_over in running:
                 left_over.process.wait()
 
@@ -197,7 +196,7 @@ def spell_seconds(seconds: float) -> str:
 def _pass_on(running: Sequence[_Running], number: int) -> None:
     for each in running:
         if each.process.returncode is None:
-            each.process.send_signal(number)
+            os.kill(each.process.pid, number)  # send_signal would reap it, and its usage be lost
 
 
 def _kind(job: Job) -> str:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES: dict[str, Any] = {"bc": ":", "dt": "-."}
+LINES = ("-", "--", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
 POINTS = 100  # most in a learning curve
+FEW = 20  # points of a curve that are marked
 
 
 def figures(section: str, found: dict[str, Any], runs: Sequence[Run]) -> dict[str, bytes]:
@@ -89,7 +91,7 @@ def by_trajectories(section: str, found: dict[str, Any]) -> "Figure":
     axis.set_xlabel("trajectories in a training context")
     axis.set_ylabel("last trial (0 random, 1 dataset's best)")
     axis.set_title(section)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    _legend(figure)
     return figure
 
 
@@ -97,23 +99,29 @@ def by_trial(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
     """A panel a task: returns trial by trial, with the context kept and reset."""
     from matplotlib.ticker import MaxNLocator
 
-    rows = list(dict.fromkeys(c["row"] for c in found["cells"] if c["context"] == "kept"))
-    rows.sort(key=found["rows"].index)
+    kept = {cell["row"] for cell in found["cells"] if cell["context"] == "kept"}
+    rows = [row for row in found["rows"] if row in kept]
     tasks = [t for t in found["tasks"] if any(run.task == t and run.row in rows for run in runs)]
     figure, axes = _panels(len(tasks), 1)
     for task, axis in zip(tasks, axes[:, 0], strict=True):
         for k, row in enumerate(rows):
             group = [run for run in runs if (run.task, run.row) == (task, row)]
-            for context, style in (("kept", "-"), ("reset", ":")):
+            # Shifted, so that intervals don't hide each other.
+            middle = 0.08 * (k - (len(rows) - 1) / 2)
+            for context, style, fill, shift in (
+                ("kept", "-", None, middle - 0.015),
+                ("reset", ":", "white", middle + 0.015),
+            ):
                 trials = _trial_means(group, context)
                 if trials:
                     _errorbar(
                         axis,
-                        np.arange(1, len(trials) + 1) + 0.06 * k + 0.03 * (context == "reset"),
+                        np.arange(1, len(trials) + 1) + shift,
                         trials,
-                        color=COLOURS[k % len(COLOURS)],
+                        color=_colour(found, row),
                         marker=MARKERS[k % len(MARKERS)],
-                        markersize=4,
+                        markersize=5,
+                        markerfacecolor=fill,
                         linestyle=style,
                         label=f"{row}, {context}",
                     )
@@ -130,35 +138,35 @@ def by_trial(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
         axis.set_title(f"{section}: {task}")
         axis.set_ylabel("return")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.legend(fontsize=7, ncols=2, frameon=False)
     axes[-1, 0].set_xlabel("trial")
+    _legend(figure)
     return figure
 
 
 def learning(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figure":
     """Training loss, validation loss and rollouts over updates; a thin line a run."""
     figure, axes = _panels(len(found["tasks"]), 3)
+    names = ("training loss", "validation loss", "rollout, last trial")
     for task, row_axes in zip(found["tasks"], axes, strict=True):
-        for run in (run for run in runs if run.task == task):
-            k = found["rows"].index(run.row)
-            style = {
-                "color": COLOURS[k % len(COLOURS)],
-                "linestyle": STYLES.get(run.method, "-"),
-                "linewidth": 1,
-                "label": run.row if run.seed == _first_seed(runs, run) else None,
-            }
-            for axis, points in zip(row_axes, _curves(run), strict=True):
-                axis.plot(*_thinned(points), **style)
-        for axis, name in zip(
-            row_axes, ("training loss", "validation loss", "rollout"), strict=True
-        ):
+        for k, row in enumerate(found["rows"]):
+            for run in (run for run in runs if (run.task, run.row) == (task, row)):
+                for axis, points in zip(row_axes, _curves(run), strict=True):
+                    axis.plot(
+                        *_thinned(points),
+                        color=_colour(found, row),
+                        linestyle=STYLES.get(run.method, LINES[k % len(LINES)]),
+                        linewidth=1,
+                        marker="." if len(points) < FEW else None,
+                        label=row,
+                    )
+        for axis, name in zip(row_axes, names, strict=True):
             axis.set_title(f"{task}: {name}", fontsize=9)
             axis.set_xlabel("updates", fontsize=8)
         for axis in row_axes[:2]:
             if axis.has_data():
                 axis.set_yscale("log")
-        row_axes[0].legend(fontsize=7, frameon=False)
     figure.suptitle(section)
+    _legend(figure)
     return figure
 
 
@@ -216,8 +224,20 @@ def _thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [float(p[:, 0].mean()) for p in parts], [float(p[:, 1].mean()) for p in parts]
 
 
-def _first_seed(runs: Sequence[Run], run: Run) -> int:
-    return min(r.seed for r in runs if (r.task, r.row) == (run.task, run.row))
+def _colour(found: dict[str, Any], row: str) -> str:
+    """The row's own, in all figures of a section."""
+    return COLOURS[found["rows"].index(row) % len(COLOURS)]
+
+
+def _legend(figure: "Figure") -> None:
+    """One beside all panels, each name once."""
+    named: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    figure.legend(
+        named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=8
+    )
 
 
 def _errorbar(
@@ -234,7 +254,7 @@ def _errorbar(
 def _panels(rows: int, columns: int) -> tuple["Figure", np.ndarray]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7 if columns == 1 else 10, 3 * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(8 if columns == 1 else 11, 3 * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         _axis(axis)

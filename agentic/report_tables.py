@@ -214,32 +214,32 @@ def number(value: float | None) -> str:
 
 def print_sheet(sheet: Sheet, console: Console) -> None:
     """Prints it; columns that the console is too narrow for come in further tables."""
-    lines = [(block, row) for block, rows in sheet.blocks for row in rows]
-    names = [sheet.columns[0], *(block for block, _ in sheet.blocks), *(r[0] for _, r in lines)]
-    left = list(range(1, len(sheet.columns)))
-    first = max(map(len, names)) + FRAME + 1
-    while left:
-        shown = [0]
-        room = console.width - first
-        while left and (len(shown) == 1 or _width(sheet, left[0]) <= room):
-            room -= _width(sheet, left[0])
-            shown.append(left.pop(0))
-        table = Table(
-            title=None if 1 not in shown else sheet.title, caption=None if left else sheet.caption
-        )
-        for k in shown:
-            table.add_column(
-                sheet.columns[k],
-                justify="right" if k else "left",
-                min_width=_width(sheet, k) - FRAME if k else None,
-                no_wrap=k == 0,
-            )
+    names = [sheet.columns[0], *(block for block, _ in sheet.blocks)]
+    names += [row[0] for _, rows in sheet.blocks for row in rows]
+    room = console.width - max(map(len, names)) - FRAME - 1
+    numbers = list(range(1, len(sheet.columns)))
+    parts: list[list[int]] = [[]]
+    while numbers:
+        # The two maxima are never parted.
+        taken = numbers[: 2 if sheet.columns[numbers[0]] == MAXIMA[0] else 1]
+        del numbers[: len(taken)]
+        if parts[-1] and sum(_width(sheet, k) for k in parts[-1] + taken) > room:
+            parts.append([])
+        parts[-1] += taken
+    console.print(f"\n{sheet.title}", style="bold", highlight=False)
+    for part in parts:
+        table = Table()
+        table.add_column(sheet.columns[0], no_wrap=True)
+        for k in part:
+            width = _width(sheet, k) - FRAME
+            table.add_column(sheet.columns[k], justify="right", min_width=width)
         for block, rows in sheet.blocks:
             if block:
                 table.add_row(block)
             for n, row in enumerate(rows, start=1):
-                table.add_row(*(row[k] for k in shown), end_section=n == len(rows))
+                table.add_row(row[0], *(row[k] for k in part), end_section=n == len(rows))
         console.print(table)
+    console.print(sheet.caption, highlight=False)
 
 
 def _width(sheet: Sheet, column: int) -> int:

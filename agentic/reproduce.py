@@ -52,7 +52,8 @@ def _run_jobs(config: ReproduceConfig, console: Console) -> list[str]:
     launcher = Launcher(config.threads, console)
     with Interrupt(quiet=True) as interrupt:
         launcher.run(collecting, 1, interrupt)  # limited by seconds, with workers of their own
-        launcher.run(training, config.jobs, interrupt)
+        if not interrupt.signal:
+            launcher.run(training, config.jobs, interrupt)
     if interrupt.signal:
         left = sum(not job.finished() for job in training)
         console.print(f"{left} of {len(training)} jobs are left; the same command goes on")
