@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from agentic.collect import CollectCommand
 from agentic.collector import unfinished
 from agentic.config import MAX_SEED, CollectConfig
-from agentic.strict import at_least, between, build
+from agentic.explore import RECIPES
+from agentic.strict import at_least, between, build, one_of
 from envs import expand
 
 Rows = dict[str, tuple[str, ...]]  # settings of agentic-train by the row's name
@@ -194,6 +195,7 @@ def _collect_config(task: str, settings: tuple[str, ...]) -> CollectConfig:
     """What agentic-collect would be told; hydra has been initialised."""
     composed = compose("collect", [f"task={task}", *settings])
     asked = build(CollectCommand, OmegaConf.to_container(composed, resolve=True))
+    one_of("recipe", asked.recipe, tuple(RECIPES))
     return CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
 
 

@@ -232,7 +232,7 @@ def print_sheet(sheet: Sheet, console: Console) -> None:
         table.add_column(sheet.columns[0], no_wrap=True)
         for k in part:
             width = _width(sheet, k) - FRAME
-            table.add_column(sheet.columns[k], justify="right", min_width=width)
+            table.add_column(sheet.columns[k], justify="right", width=width)
         for block, rows in sheet.blocks:
             if block:
                 table.add_row(block)

@@ -13,8 +13,8 @@ import pytest
 from reports import leave_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-TWO = ["tasks=[cartpole_swingup]", "~rows", "+rows={A:[steps=1],B:[steps=2]}", "seeds=[0,1]"]
-TWO[2] = "+rows={A:['chain.trajectories=1'],B:['chain.trajectories=2']}"
+ROWS = "+rows={A:['chain.trajectories=1'],B:['chain.trajectories=2']}"
+TWO = ["tasks=[cartpole_swingup]", "~rows", ROWS, "seeds=[0,1]"]
 SMALL = [
     "batch_steps=1000",
     "chain.window_steps=50",
@@ -158,18 +158,21 @@ def test_the_plan_runs_nothing_and_leaves_out_what_is_finished(tmp_path, cartpol
     [
         (["seeds=[0,0]"], "seeds: got [0, 0]"),
         (["rows.DT=5"], "rows.DT: got 5, expected a list of str"),
-        (["rows=[]"], "rows: got [], expected a mapping of names to a list of str"),
+        (["rows=[]"], "Error merging override rows=[]"),
         (["only=[XT]"], "only: got 'XT', expected rows of ['AT-16',"),
         (["tasks=[walker_fly]"], "task: got 'walker_fly'"),
         (["extra=[{section:x}]"], "extra.tasks: missing"),
         (["collect=['recipe=ppo']"], "recipe: got 'ppo'"),
-        (["report=true", "output=nowhere"], "output: no finished runs below nowhere/runs"),
-        (["output=/proc/x"], "/proc/x: "),
+        (
+            ["report=true", "plan=false", "output=nowhere"],
+            "output: no finished runs below nowhere/runs",
+        ),
+        (["output=/proc/x", "plan=false"], "/proc/x: "),
         (["threads=0"], "threads: got 0"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, arguments, words):
-    done = _run(tmp_path, *arguments, "plan=false")
+    done = _run(tmp_path, "plan=true", *arguments)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("agentic-reproduce: error: ")
