@@ -132,6 +132,27 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The entries of an existing results.json.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+    """
+    try:
+        content = json.loads(path.read_text())
+        found, entries = content["schema_version"], content["results"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: damaged ({error}), expected what an evaluation wrote") from error
+    if found != SCHEMA_VERSION:
+        raise ValueError(f"{path}: got version {found}, expected {SCHEMA_VERSION}")
+    return entries
+
+
+def last_return(entries: Sequence[dict[str, Any]]) -> float:
+    """The mean over entries of their last trial's return: with the context kept, where it is."""
+    return float(np.mean([(e["kept"] or e["reset"])["last"]["mean"] for e in entries]))
+
+
 def _trials(trials: Trials, scale: _Scale, target: float) -> dict[str, Any]:
     """All of the contexts' trials, and their statistics."""
     returns_CN = trials.returns

@@ -1,7 +1,7 @@
 """What numbers say and how surely: means, intervals, maxima and slopes of trials.
 
-Two kinds of intervals are never mixed: over contexts (rollouts of one trained model) and over
-training seeds (several trained models, each one number).
+Kinds of intervals are never mixed: over contexts (rollouts of one trained model), over training
+seeds (several trained models, each one number), and over both (several models, each with contexts).
 """
 
 from collections.abc import Sequence
@@ -82,6 +82,46 @@ def over_seeds(scores: Sequence[np.ndarray]) -> SeedEstimate:
         iqm=float(iqm(runs)),
         iqm_interval=_bootstrap(scores, iqm_of_all),
     )
+
+
+def over_seeds_and_contexts(values: Sequence[Sequence[np.ndarray]]) -> Estimate:
+    """Mean over tasks of means over seeds of means over contexts, with a hierarchical bootstrap.
+
+    Contexts of one model say nothing about other models: every resample draws seeds within each
+    task, and then contexts within each drawn seed (Davison & Hinkley 1997, "Bootstrap Methods and
+    their Application", section 3.8). Pooled contexts alone would make too narrow an interval,
+    means of seeds alone would leave out how surely each is known.
+
+    Args:
+        values: `values[k][s]` (C,) are the contexts of seed s of task k, at least one.
+
+    Returns:
+        With the number of contexts of all; no interval where a task has fewer than two seeds.
+    """
+    means = [[float(np.mean(values_C)) for values_C in seeds] for seeds in values]
+    interval = None
+    if min(len(seeds) for seeds in values) >= 2:
+        rng = np.random.default_rng(0)
+        resampled_R = np.mean([_resample(seeds, rng) for seeds in values], axis=0)
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(resampled_R, [tail, 1 - tail])
+        interval = (float(low), float(high))
+    return Estimate(
+        mean=float(np.mean([np.mean(of_task) for of_task in means])),
+        interval=interval,
+        count=sum(len(values_C) for seeds in values for values_C in seeds),
+    )
+
+
+def _resample(seeds: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """(RESAMPLES,) means over drawn seeds of means over their drawn contexts."""
+    drawn_RS = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    mean_RS = np.empty(drawn_RS.shape)
+    for s, values_C in enumerate(seeds):
+        here_RS = drawn_RS == s  # a seed drawn twice gets contexts of its own each time
+        contexts = rng.integers(len(values_C), size=(int(here_RS.sum()), len(values_C)))
+        mean_RS[here_RS] = values_C[contexts].mean(axis=1)
+    return mean_RS.mean(axis=1)
 
 
 def expected_max(values: np.ndarray, n: int) -> float | None:

@@ -13,7 +13,7 @@ def build(cls: type[T], values: object, field: str = "") -> T:
     """Fills the dataclass `cls` from plain values, strictly.
 
     Args:
-        cls: a dataclass whose fields are int, float, bool, str, `tuple[X, ...]`,
+        cls: a dataclass whose fields are int, float, bool, str, `tuple[X, ...]`, `dict[str, X]`,
             dataclasses, or unions of these and None.
         values: a mapping with exactly the fields of `cls` that have no default.
         field: dotted name of `values` in the whole configuration, for messages.
@@ -48,6 +48,10 @@ def _convert(hint: Any, value: object, field: str) -> Any:
     if get_origin(hint) is tuple:
         if isinstance(value, list | tuple):
             return tuple(_convert(get_args(hint)[0], item, field) for item in value)
+    elif get_origin(hint) is dict:
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            kind = get_args(hint)[1]
+            return {key: _convert(kind, item, f"{field}.{key}") for key, item in value.items()}
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if math.isfinite(value):
             return float(value)
@@ -74,6 +78,8 @@ def _convert_to_one_of(hint: types.UnionType, value: object, field: str) -> Any:
 def _spell(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {_spell(get_args(hint)[0])}, e.g. [a,b]"
+    if get_origin(hint) is dict:
+        return f"a mapping of names to {_spell(get_args(hint)[1])}"
     if isinstance(hint, types.UnionType):
         return " or ".join("null" if h is type(None) else _spell(h) for h in get_args(hint))
     return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -226,6 +226,7 @@ class Trainer:
                 bar.update()
                 if self._due(clocks.log_steps):
                     measured["train/tokens_per_second"] = tokens / seconds
+                    measured["train/tokens"] = float(tokens)  # since the last such line
                     measured["train/memory_bytes"] = peak_memory(self.device)
                     self._log(log, measured)
                     seconds, tokens = 0.0, 0

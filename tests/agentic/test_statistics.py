@@ -117,3 +117,48 @@ def test_slopes_are_those_of_a_regression_of_the_trials_that_were_run():
     ]
     np.testing.assert_allclose(statistics.slopes(returns), expected, atol=1e-12)
     assert len(statistics.slopes(returns[:, :1])) == 0
+
+
+def _all_resamples(seeds):
+    """The mean of every equally likely resample: seeds first, then contexts of each."""
+    per_seed = [np.mean(list(itertools.product(s, repeat=len(s))), axis=1) for s in seeds]
+    return np.array(
+        [
+            np.mean(means)
+            for drawn in itertools.product(per_seed, repeat=len(seeds))
+            for means in itertools.product(*drawn)
+        ]
+    )
+
+
+def test_interval_over_seeds_and_contexts_is_that_of_all_resamples():
+    seeds = [np.array([0.0, 1.0, 5.0]), np.array([7.0, 8.0, 12.0])]
+    means = _all_resamples(seeds)  # (2 x 27)^2, equally likely: as many contexts in each seed
+    told = statistics.over_seeds_and_contexts([seeds])
+    assert told.mean == pytest.approx(5.5)
+    assert told.count == 6
+    low, high = told.interval
+    assert low == pytest.approx(np.quantile(means, 0.025), abs=0.34)
+    assert high == pytest.approx(np.quantile(means, 0.975), abs=0.34)
+    # Neither of the two alone: contexts pooled are too sure, and so are means of seeds.
+    pooled = statistics.estimate(np.concatenate(seeds)).interval
+    assert high - low > 1.1 * (pooled[1] - pooled[0])
+    of_means = statistics.over_seeds([np.array([2.0, 9.0])]).mean_interval
+    assert low < of_means[0] - 0.5
+    assert high > of_means[1] + 0.5
+
+
+def test_every_seed_and_every_task_weighs_the_same_over_seeds_and_contexts():
+    tasks = [[np.array([0.0]), np.full(9, 4.0)], [np.array([10.0]), np.array([10.0]), np.ones(3)]]
+    told = statistics.over_seeds_and_contexts(tasks)
+    assert told.mean == pytest.approx((2 + 7) / 2)
+    low, high = told.interval
+    # 0.5 has 1 chance in 108 and 1.5 another 2, 7.0 has 8.
+    assert (low, high) == pytest.approx((1.5, 7.0))
+
+
+def test_one_seed_has_no_interval_over_seeds_and_contexts():
+    told = statistics.over_seeds_and_contexts([[np.arange(5.0)]])
+    assert (told.mean, told.interval, told.count) == (2.0, None, 5)
+    both = [[np.arange(5.0), np.arange(3.0)], [np.arange(5.0)]]
+    assert statistics.over_seeds_and_contexts(both).interval is None

@@ -1,0 +1,207 @@
+"""What a reproduction consists of: every row on every task with every seed, and its data."""
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hydra import compose
+from omegaconf import OmegaConf
+
+from agentic.collect import CollectCommand
+from agentic.collector import unfinished
+from agentic.config import MAX_SEED, CollectConfig
+from agentic.explore import RECIPES
+from agentic.strict import at_least, between, build, one_of
+from envs import expand
+
+Rows = dict[str, tuple[str, ...]]  # settings of agentic-train by the row's name
+
+_NAME = re.compile(r"[\w%+-][\w.%+-]*")
+_PLAIN = re.compile(r"[A-Za-z_./][\w./%+-]*")
+_WORDS = {"null", "true", "false", "inf", "nan"}  # which hydra does not read as strings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Rows on tasks: a table, or a part of one."""
+
+    section: str  # the table's name
+    tasks: tuple[str, ...]
+    rows: Rows | None = None  # none: the main table's
+    overrides: tuple[str, ...] = ()  # of all its jobs
+    collect: tuple[str, ...] = ()  # settings of agentic-collect; none: the task's own recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceConfig:
+    """Everything that `agentic-reproduce` is told."""
+
+    section: str
+    tasks: tuple[str, ...]
+    rows: Rows
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]  # of all jobs, before those of their section and row
+    only: tuple[str, ...] | None  # rows of these names alone
+    collect: tuple[str, ...]
+    extra: tuple[Section, ...]
+    data_dir: str
+    output: str
+    jobs: int  # at a time
+    threads: int  # of each
+    plan: bool
+    report: bool
+
+    def __post_init__(self) -> None:
+        at_least("jobs", self.jobs, 1)
+        at_least("threads", self.threads, 1)
+        if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
+            raise ValueError(f"seeds: got {list(self.seeds)}, expected each once, at least one")
+        for seed in self.seeds:
+            between("seeds", seed, 0, MAX_SEED)
+        known = [name for section in self.sections for name in section.rows or ()]
+        for name in self.only or ():
+            if name not in known:
+                raise ValueError(f"only: got {name!r}, expected rows of {sorted(set(known))}")
+        for name in [*known, *(section.section for section in self.sections)]:
+            if not _NAME.fullmatch(name):  # a folder, which needs no quoting
+                raise ValueError(f"rows: got {name!r}, expected a name of letters, digits, ._%+-")
+        places = [(s.section, t, r) for s in self.sections for t in s.tasks for r in s.rows or ()]
+        for place in places:
+            expand(place[1])
+            if places.count(place) > 1:
+                raise ValueError(f"extra: {'/'.join(place)} is there twice, expected it once")
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The main table and the extra ones, all with rows of their own."""
+        main = Section(section=self.section, tasks=self.tasks, rows=self.rows, collect=self.collect)
+        return tuple(
+            Section(
+                section=s.section,
+                tasks=s.tasks,
+                rows=self.rows if s.rows is None else s.rows,
+                overrides=s.overrides,
+                collect=s.collect,
+            )
+            for s in (main, *self.extra)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command that leaves something behind, and goes on with it when called again."""
+
+    name: str  # its place below the output, without `runs`
+    module: str  # agentic.train or agentic.collect
+    settings: tuple[str, ...]
+    log: Path
+    result: Path | CollectConfig  # a file that is there when it is finished, or a collection
+    data_dir: str
+    needs: str | None = None  # name of the job that collects its data
+
+    @property
+    def record(self) -> Path:
+        """Where its time and memory are written down."""
+        return self.log.with_suffix(".json")
+
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        if isinstance(self.result, Path):
+            return self.result.is_file()
+        return not unfinished(self.result, Path(self.data_dir))
+
+
+def data_jobs(config: ReproduceConfig) -> list[Job]:
+    """One job for every data set, which all rows and seeds share.
+
+    Raises:
+        ValueError, HydraException: settings that agentic-collect would refuse.
+    """
+    jobs: dict[str, Job] = {}
+    for section in config.sections:
+        for task in section.tasks if _rows(config, section) else ():
+            asked = _collect_config(task, section.collect)
+            name = _data_name(task, asked)
+            jobs.setdefault(
+                name,
+                Job(
+                    name=name,
+                    module="agentic.collect",
+                    settings=(
+                        f"task={task}",
+                        _setting("data_dir", config.data_dir),
+                        *section.collect,
+                    ),
+                    log=Path(config.output) / f"{name}.log",
+                    result=asked,
+                    data_dir=config.data_dir,
+                ),
+            )
+    return list(jobs.values())
+
+
+def train_jobs(config: ReproduceConfig) -> list[Job]:
+    """One job for every row, task and seed.
+
+    All rows of the first seed on all tasks come first: an early end leaves whole tables.
+    """
+    placed = [
+        (section, task, _data_name(task, _collect_config(task, section.collect)))
+        for section in config.sections
+        for task in section.tasks
+    ]
+    return [
+        _train_job(config, section, task, row, seed, needs)
+        for seed in config.seeds
+        for section, task, needs in placed
+        for row in _rows(config, section)
+    ]
+
+
+def _train_job(
+    config: ReproduceConfig, section: Section, task: str, row: str, seed: int, needs: str
+) -> Job:
+    assert section.rows is not None
+    name = f"{section.section}/{task}/{row}/seed{seed}"
+    run_dir = Path(config.output) / "runs" / name
+    return Job(
+        name=name,
+        module="agentic.train",
+        settings=(
+            f"task={task}",
+            f"seed={seed}",
+            _setting("data_dir", config.data_dir),
+            _setting("run_dir", str(run_dir)),
+            *config.overrides,
+            *section.overrides,
+            *section.rows[row],
+        ),
+        log=run_dir.with_name(f"{run_dir.name}.log"),
+        result=run_dir / "results.json",
+        data_dir=config.data_dir,
+        needs=needs,
+    )
+
+
+def _rows(config: ReproduceConfig, section: Section) -> list[str]:
+    return [name for name in section.rows or () if config.only is None or name in config.only]
+
+
+def _data_name(task: str, asked: CollectConfig) -> str:
+    return f"data/{expand(task)[0].domain}-{asked.recipe}"
+
+
+def _collect_config(task: str, settings: tuple[str, ...]) -> CollectConfig:
+    """What agentic-collect would be told; hydra has been initialised."""
+    composed = compose("collect", [f"task={task}", *settings])
+    asked = build(CollectCommand, OmegaConf.to_container(composed, resolve=True))
+    one_of("recipe", asked.recipe, tuple(RECIPES))
+    return CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
+
+
+def _setting(name: str, value: str) -> str:
+    """As hydra reads it: a string, whatever is in it."""
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return f"{name}={value}"
+    quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), value)
+    return f"{name}='{quoted}'"

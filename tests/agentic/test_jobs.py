@@ -1,0 +1,171 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from agentic.jobs import ReproduceConfig, Section, data_jobs, train_jobs
+from agentic.launch import command_line
+from agentic.strict import build
+
+
+@pytest.fixture(autouse=True)
+def _hydra():
+    with initialize_config_module("configs", version_base="1.3"):
+        yield
+
+
+def make_config(tmp_path, **changes):
+    config = ReproduceConfig(
+        section="main",
+        tasks=("cartpole_swingup", "jaco_reach"),
+        rows={"DT": ("method=dt",), "AT-4": ("trajectories=4",)},
+        seeds=(0, 7),
+        overrides=("steps=5",),
+        only=None,
+        collect=(),
+        extra=(),
+        data_dir=str(tmp_path / "data"),
+        output=str(tmp_path / "out"),
+        jobs=2,
+        threads=1,
+        plan=False,
+        report=False,
+    )
+    return replace(config, **changes)
+
+
+def test_all_rows_of_the_first_seed_on_all_tasks_come_first(tmp_path):
+    extra = (Section(section="more", tasks=("walker_walk",), rows={"AT-8": ("trajectories=8",)}),)
+    names = [job.name for job in train_jobs(make_config(tmp_path, extra=extra))]
+    first = [
+        "main/cartpole_swingup/DT",
+        "main/cartpole_swingup/AT-4",
+        "main/jaco_reach/DT",
+        "main/jaco_reach/AT-4",
+        "more/walker_walk/AT-8",
+    ]
+    assert names == [f"{name}/seed{seed}" for seed in (0, 7) for name in first]
+
+
+def test_a_job_is_told_what_holds_for_all_then_for_its_section_and_its_row(tmp_path):
+    extra = (Section(section="rnd", tasks=("walker_walk",), overrides=("algorithms=[rnd]",)),)
+    job = train_jobs(make_config(tmp_path, extra=extra))[-1]
+    assert job.settings == (
+        "task=walker_walk",
+        "seed=7",
+        f"data_dir={tmp_path}/data",
+        f"run_dir={tmp_path}/out/runs/rnd/walker_walk/AT-4/seed7",
+        "steps=5",
+        "algorithms=[rnd]",
+        "trajectories=4",
+    )
+    assert job.module == "agentic.train"
+    assert job.log == tmp_path / "out/runs/rnd/walker_walk/AT-4/seed7.log"
+    assert not job.finished()
+    job.result.parent.mkdir(parents=True)
+    job.result.touch()
+    assert job.finished()
+
+
+def test_data_are_collected_once_a_domain_and_recipe(tmp_path, cartpole_data):
+    walkers = ("walker_walk", "walker_run", "cartpole_swingup")
+    extra = (
+        Section(section="rnd", tasks=walkers[:2], collect=("recipe=rnd", "seconds=5")),
+        Section(section="again", tasks=walkers),
+    )
+    config = make_config(tmp_path, tasks=walkers, extra=extra)
+    jobs = data_jobs(config)
+    assert [job.name for job in jobs] == [
+        "data/walker-td3",
+        "data/cartpole-td3",
+        "data/walker-rnd",
+    ]
+    assert jobs[2].settings == (
+        "task=walker_walk",
+        f"data_dir={tmp_path}/data",
+        "recipe=rnd",
+        "seconds=5",
+    )
+    assert {job.module for job in jobs} == {"agentic.collect"}
+    assert [job.finished() for job in jobs] == [False, True, False]  # cartpole's are there
+    needs = {job.name.rsplit("/", 1)[0]: job.needs for job in train_jobs(config)}
+    assert needs["main/walker_run/DT"] == "data/walker-td3"
+    assert needs["rnd/walker_run/DT"] == "data/walker-rnd"
+    assert needs["again/cartpole_swingup/AT-4"] == "data/cartpole-td3"
+
+
+def test_only_some_rows(tmp_path):
+    extra = (Section(section="more", tasks=("walker_walk",), rows={"AT-8": ()}),)
+    config = make_config(tmp_path, extra=extra, only=("AT-4",))
+    assert {job.name.split("/")[2] for job in train_jobs(config)} == {"AT-4"}
+    assert [job.name for job in data_jobs(config)] == ["data/cartpole-td3", "data/jaco-babble"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": (1, 1)}, "seeds"),
+        ({"seeds": ()}, "seeds"),
+        ({"jobs": 0}, "jobs: got 0"),
+        ({"only": ("BC",)}, "only: got 'BC'"),
+        ({"tasks": ("walker_fly",)}, "task: got 'walker_fly'"),
+        ({"rows": {"a/b": ()}}, "rows: got 'a/b'"),
+        ({"rows": {"../x": ()}}, "rows: got '../x'"),
+        ({"section": ".."}, "rows: got '..'"),
+        (
+            {"extra": (Section(section="main", tasks=("jaco_reach",), rows={"DT": ()}),)},
+            "main/jaco_reach/DT is there twice",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        make_config(tmp_path, **changes)
+
+
+def test_the_defaults_are_the_papers_table():
+    values = OmegaConf.to_container(compose("reproduce"), resolve=True)
+    config = build(ReproduceConfig, values)
+    jobs = train_jobs(config)
+    main = [job for job in jobs if job.name.startswith("step/")]
+    assert len(main) == 3 * (6 * 4 + 2 * 2)
+    assert {job.name.split("/")[2] for job in main} == {
+        *("BC-10%", "DT", "AT-4", "AT-8", "AT-16", "AT-32")
+    }
+    assert len(jobs) == len(main) + 3 * (2 * 4 + 1)
+    assert all("+experiment=small" in job.settings for job in jobs)
+
+
+@pytest.mark.parametrize(
+    "folder", ["plain", 'it\'s a "place" with=all, of {it}', "back\\slash\\'s"]
+)
+def test_a_command_reads_the_same_in_a_shell_and_in_hydra(tmp_path, folder):
+    config = make_config(tmp_path, output=str(tmp_path / folder))
+    job = train_jobs(config)[0]
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, sys; print(json.dumps([*sys.argv, os.environ['OMP_NUM_THREADS']]))"
+    )
+    line = command_line(job, 3, (sys.executable, str(program)))
+    assert "\n" not in line
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+    _, module, *settings, threads = json.loads(done.stdout)
+    assert (module, tuple(settings), threads) == ("agentic.train", job.settings, "3")
+    told = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(settings)}
+    assert told["run_dir"] == str(job.result.parent)
+    assert told["data_dir"] == config.data_dir
+
+
+@pytest.mark.parametrize("word", ["null", "1", "true", "1e3", "a b", "x'", "x\\"])
+def test_a_folder_is_always_a_string_to_hydra(tmp_path, word):
+    config = make_config(tmp_path, data_dir=word)
+    settings = train_jobs(config)[0].settings
+    told = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(settings)}
+    assert str(told["data_dir"]) == word
+    assert told["data_dir"] is not None
+    assert not isinstance(told["data_dir"], bool | int | float)

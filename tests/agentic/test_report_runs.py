@@ -1,0 +1,114 @@
+import json
+
+import pytest
+from reports import leave_run
+
+from agentic.report_runs import find_runs, order
+
+KEPT, RESET = [[2, 6], [4, 10]], [[2, 4], [4, 4]]
+
+
+def test_a_run_is_placed_by_its_path_or_by_its_settings(tmp_path):
+    leave_run(tmp_path, "AT-4, wide", KEPT, RESET, section="wide")
+    leave_run(tmp_path, "", KEPT, RESET, trajectories=8, place="cluster/0", seed=1)
+    leave_run(tmp_path, "", None, RESET, method="bc", place="cluster/1", seed=1)
+    leave_run(tmp_path, "", None, RESET, method="dt", place="cluster/2/deep", seed=1)
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert remarks == []
+    assert [(run.section, run.row, run.seed) for run in runs] == [
+        ("step td3", "AT-8", 1),
+        ("step td3", "BC-10%", 1),
+        ("step td3", "DT", 1),
+        ("wide", "AT-4, wide", 0),
+    ]
+    assert [run.place for run in runs][:3] == ["cluster/0", "cluster/1", "cluster/2/deep"]
+
+
+def test_what_a_run_cost(tmp_path):
+    sessions = [
+        {"seconds": 60.0, "cpu_seconds": 50.0, "peak_bytes": 5000, "code": 130},
+        {"seconds": 30.0, "cpu_seconds": 20.0, "peak_bytes": 4000, "code": 0},
+    ]
+    metrics = [
+        {"step": 10, "train/tokens": 700.0, "train/memory_bytes": 4500.0},
+        {"step": 20, "train/tokens": 300.0},
+        {"step": 20, "validation/loss": 1.0},
+    ]
+    leave_run(tmp_path, "AT-4", KEPT, RESET, sessions=sessions, metrics=metrics)
+    leave_run(tmp_path, "AT-8", KEPT, RESET, sessions=(), metrics=metrics)
+    (first, second), _ = find_runs(tmp_path / "runs")
+    assert (first.seconds, first.cpu_seconds, first.peak_bytes) == (90.0, 70.0, 5000)
+    assert (first.tokens, first.updates) == (1000.0, 100)
+    assert (second.seconds, second.cpu_seconds, second.peak_bytes) == (None, None, 4500.0)
+
+
+def test_other_evaluations_of_a_run_are_not_runs(tmp_path):
+    run_dir = leave_run(tmp_path, "AT-4", KEPT, RESET)
+    folder = run_dir / "evaluations" / "seed1"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text((run_dir / "results.json").read_text())
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert (len(runs), remarks) == (1, [])
+
+
+def test_seeds_of_other_settings_are_left_out_and_said_so(tmp_path):
+    for seed in (0, 1, 2):
+        changes = {"train_settings": "other"} if seed == 1 else {}
+        leave_run(tmp_path, "AT-4", KEPT, RESET, seed=seed, **changes)
+    leave_run(tmp_path, "DT", None, [[1, 2, 3]], seed=0, method="dt")
+    leave_run(tmp_path, "DT", None, [[1, 2]], seed=1, method="dt")
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert [(run.row, run.seed) for run in runs] == [("AT-4", 0), ("AT-4", 2), ("DT", 0)]
+    assert remarks == [
+        f"left out: step/walker_walk/{place}, whose settings are not those of other seeds"
+        for place in ("AT-4/seed1", "DT/seed1")
+    ]
+
+
+def test_a_seed_counts_once(tmp_path):
+    leave_run(tmp_path, "AT-4", KEPT, RESET, place="a")
+    leave_run(tmp_path, "AT-4", KEPT, RESET, place="b")
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert [run.place for run in runs] == ["a"]
+    assert remarks == ["left out: b, the same seed as a"]
+
+
+def test_other_data_are_remarked_on(tmp_path):
+    leave_run(tmp_path, "AT-4", KEPT, RESET)
+    path = leave_run(tmp_path, "AT-8", KEPT, RESET) / "results.json"
+    content = json.loads(path.read_text())
+    content["results"][0]["dataset"]["median"] = 5.0
+    path.write_text(json.dumps(content))
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert len(runs) == 2
+    assert remarks == ["step, walker_walk: not all runs learned from the same data"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("results.json", "{", "results.json: damaged"),
+        ("results.json", '{"schema_version": 9, "results": []}', "got version 9, expected 1"),
+        ("results.json", '{"schema_version": 1, "results": []}', "got no results"),
+        ("results.json", "[]", "results.json: damaged"),
+        ("config.yaml", "task: [", "config.yaml: damaged"),
+        ("config.yaml", "steps: 1", "config.yaml: damaged"),
+        ("metrics.jsonl", "{", "metrics.jsonl: damaged"),
+    ],
+)
+def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content, words):
+    run_dir = leave_run(tmp_path, "AT-4", KEPT, RESET)
+    leave_run(tmp_path, "AT-4", KEPT, RESET, seed=1)
+    (run_dir / name).write_text(content)
+    runs, (remark,) = find_runs(tmp_path / "runs")
+    assert [run.seed for run in runs] == [1]
+    assert remark.startswith("left out: step/walker_walk/AT-4/seed0")
+    assert words in remark
+
+
+def test_tasks_are_ordered_as_listed(tmp_path):
+    for task in ("walker_walk", "cheetah_run", "cartpole_swingup", "cartpole_balance"):
+        leave_run(tmp_path, "AT-4", KEPT, RESET, task=task)
+    runs, _ = find_runs(tmp_path / "runs")
+    tasks, _ = order(runs, ("walker_walk", "jaco_reach", "cheetah_run"))
+    assert tasks == ["walker_walk", "cheetah_run", "cartpole_balance", "cartpole_swingup"]
