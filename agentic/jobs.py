@@ -8,8 +8,9 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from agentic.collect import CollectCommand
+from agentic.collect_config import CollectConfig
 from agentic.collector import unfinished
-from agentic.config import MAX_SEED, CollectConfig
+from agentic.config import MAX_SEED
 from agentic.explore import RECIPES
 from agentic.strict import at_least, between, build, one_of
 from envs import expand
