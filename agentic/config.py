@@ -83,6 +83,7 @@ class TokensConfig:
     past_reward: str  # keep | dropout | none
     dropout: float  # rate of `dropout` above, per token
     trajectory_embedding: bool  # a learned vector for the trajectory's place in the chain
+    timestep_embedding: bool = True  # a learned vector for the step's number in its episode
 
     def __post_init__(self) -> None:
         one_of("tokens.layout", self.layout, ("interleaved", "step"))

@@ -110,8 +110,10 @@ class TokenEmbedding(nn.Module):
         # trained, the flag shall change nothing.
         self.completion = nn.Linear(1, width, bias=False)
         nn.init.zeros_(self.completion.weight)
-        self.timestep = nn.Embedding(episode_steps, width)
-        nn.init.normal_(self.timestep.weight, std=0.02)
+        self.timestep: nn.Embedding | None = None
+        if config.timestep_embedding:
+            self.timestep = nn.Embedding(episode_steps, width)
+            nn.init.normal_(self.timestep.weight, std=0.02)
         self.trajectory: nn.Embedding | None = None
         if config.trajectory_embedding:
             self.trajectory = nn.Embedding(trajectories, width)
@@ -199,7 +201,9 @@ class TokenEmbedding(nn.Module):
 
     def _place(self, timestep_BL: Tensor, trajectory_BL: Tensor, task_B: Tensor) -> Tensor:
         """What all tokens of a step share: when, in which trajectory, for which task."""
-        place_BLD = self.timestep(timestep_BL)
+        place_BLD = torch.zeros(1, 1, 1, device=timestep_BL.device)
+        if self.timestep is not None:
+            place_BLD = self.timestep(timestep_BL)
         if self.trajectory is not None:
             place_BLD = place_BLD + self.trajectory(trajectory_BL)
         if self.task is not None:
