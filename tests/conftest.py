@@ -78,6 +78,7 @@ def make_model(seed: int = 0, *, layer_dropout: float = 0.0, **changes: object) 
             "past_reward": "keep",
             "dropout": 0.5,
             "trajectory_embedding": False,
+            "timestep_embedding": True,
         },
         "model": {"layers": 2, "width": 16, "heads": 2, "feed_forward": 2},
         "layer": {

@@ -51,7 +51,8 @@ def _check(rank, shape):
         model = make_model(
             layout=layout, width=48, heads=4, feed_forward=2, layer_dropout=0.3, kind="blockwise",
             recompute=ring, block_query=16, past_action="dropout", past_reward="dropout",
-            trajectory_embedding=True, tasks=("walker_walk", "walker_run"),
+            trajectory_embedding=B == 1, timestep_embedding=B == 1,
+            tasks=("walker_walk", "walker_run"),
         ).double().train()  # fmt: skip
         steps = _steps(B, 3, ragged=loss_on == "all")
         weight_BL = torch.rand(B, 3 * T, generator=torch.Generator().manual_seed(3)).double()

@@ -182,3 +182,14 @@ def test_head_and_embedding_keep_nothing_where_memory_counts(kind, random_steps,
         model(steps)
     unit = 4 * 16 * 60  # one value of each width for each token
     assert sum(kept.values()) == 2 * unit + unit // 4  # two layers' inputs, the head's
+
+
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_without_its_embedding_the_time_changes_nothing(layout, random_steps):
+    steps = random_steps(1, 1, 4)
+    later = dataclasses.replace(steps, timestep=steps.timestep.where(steps.timestep == 0, 4))
+    with torch.no_grad():
+        for embedded in (True, False):
+            model = make_model(layout=layout, timestep_embedding=embedded)
+            assert torch.equal(model(steps), model(later)) != embedded
+            assert any("timestep" in name for name, _ in model.named_parameters()) == embedded

@@ -48,6 +48,7 @@ def test_cached_equals_encoding_the_whole_context_again(
         past_action=past,
         past_reward=past,
         trajectory_embedding=trajectory_embedding,
+        timestep_embedding=trajectory_embedding or past == "keep",
         tasks=("a", "b"),
     )
     model.set_units(
