@@ -1,5 +1,6 @@
 """Jobs as processes: some at a time, interrupted together, each with its time and memory noted."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -23,6 +24,8 @@ from agentic.results import last_return, read_entries
 
 PYTHON = (sys.executable, "-m")  # runs the module that a job names
 _POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_SESSION = ("seconds", "cpu_seconds", "peak_bytes", "code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,18 @@ def command_line(job: Job, threads: int, prefix: Sequence[str] = PYTHON) -> str:
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
-    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code. None yet: an empty list."""
-    return json.loads(path.read_text())["sessions"] if path.is_file() else []
+    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code. None yet: an empty list.
+
+    Raises:
+        ValueError: it is damaged, or another file.
+    """
+    if not path.is_file():
+        return []
+    try:
+        sessions = json.loads(path.read_text())["sessions"]
+        return [{name: session[name] for name in _SESSION} for session in sessions]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: damaged ({error}), expected a job's sessions") from error
 
 
 class Launcher:
@@ -96,6 +109,9 @@ class Launcher:
                 while waiting and len(running) < at_once and not interrupt.signal:
                     job = waiting.pop(0)
                     number += 1
+                    if job.finished():  # by another process meanwhile
+                        self._say(f"[{number}/{total}] {job.name} is finished already")
+                        continue
                     began = self._start(job)
                     if began is not None:
                         running.append(began)
@@ -130,6 +146,7 @@ class Launcher:
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
                 start_new_session=True,  # Ctrl-C would come twice, and twice means: at once
+                preexec_fn=_end_with_parent,
             )
         return _Running(job=job, process=process, began=time.monotonic())
 
@@ -183,6 +200,12 @@ class Launcher:
 
     def _say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
+
+
+def _end_with_parent() -> None:
+    """Has this process get SIGTERM when its parent is gone, even one that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def spell_seconds(seconds: float) -> str:

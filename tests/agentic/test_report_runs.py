@@ -94,6 +94,9 @@ def test_other_data_are_remarked_on(tmp_path):
         ("config.yaml", "task: [", "config.yaml: damaged"),
         ("config.yaml", "steps: 1", "config.yaml: damaged"),
         ("metrics.jsonl", "{", "metrics.jsonl: damaged"),
+        ("../seed0.json", "{", "seed0.json: damaged"),
+        ("../seed0.json", '{"sessions": [{"seconds": 1}]}', "seed0.json: damaged"),
+        ("../seed0.json", "{}", "expected a job's sessions"),
     ],
 )
 def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content, words):
