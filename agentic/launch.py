@@ -53,7 +53,9 @@ def command_line(job: Job, threads: int, prefix: Sequence[str] = PYTHON) -> str:
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
-    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code. None yet: an empty list.
+    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code; none yet: an empty list.
+
+    All are None of a session whose launcher was killed, and of one that still runs.
 
     Raises:
         ValueError: it is damaged, or another file.
@@ -65,6 +67,10 @@ def read_record(path: Path) -> list[dict[str, Any]]:
         return [{name: session[name] for name in _SESSION} for session in sessions]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged ({error}), expected a job's sessions") from error
+
+
+def _write_record(path: Path, sessions: list[dict[str, Any]]) -> None:
+    write_atomically(path, (json.dumps({"sessions": sessions}, indent=1) + "\n").encode())
 
 
 class Launcher:
@@ -139,6 +145,8 @@ class Launcher:
             except BlockingIOError:
                 self._fail(job, "is running already, begun by another process")
                 return None
+            unknown: dict[str, Any] = dict.fromkeys(_SESSION)
+            _write_record(job.record, [*read_record(job.record), unknown])
             process = subprocess.Popen(
                 [*self.prefix, job.module, *job.settings],
                 stdin=subprocess.DEVNULL,
@@ -162,8 +170,7 @@ class Launcher:
             "peak_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             "code": code,
         }
-        content = {"sessions": [*read_record(job.record), session]}
-        write_atomically(job.record, (json.dumps(content, indent=1) + "\n").encode())
+        _write_record(job.record, [*read_record(job.record)[:-1], session])
         if not (code == 0 and job.finished()) and not interrupted:
             self._fail(job, _reason(job.log, code))
         return True
@@ -229,7 +236,7 @@ def _kind(job: Job) -> str:
 
 
 def _seconds(sessions: Sequence[dict[str, Any]]) -> float:
-    return sum(session["seconds"] for session in sessions)
+    return sum(session["seconds"] or 0.0 for session in sessions)
 
 
 def _reason(log: Path, code: int) -> str:

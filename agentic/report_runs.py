@@ -41,7 +41,8 @@ class Run:
         entries: of its results.json, one a task, all with the same target.
         source: versions and commit that evaluated it.
         metrics: lines of metrics.jsonl.
-        seconds: wall-clock time of all its sessions; None for a run that no launcher began.
+        seconds: wall-clock time of all its sessions; None for a run that no launcher began, or
+            whose launcher was killed.
         cpu_seconds: of all its sessions.
         peak_bytes: largest resident memory of one of its processes, or on a GPU allocated.
     """
@@ -130,7 +131,7 @@ def _read(path: Path, directory: Path) -> Run:
     metrics = _metrics(run_dir / "metrics.jsonl")
     sessions = read_record(run_dir.with_name(f"{run_dir.name}.json"))
     peaks = [line["train/memory_bytes"] for line in metrics if "train/memory_bytes" in line]
-    peaks += [session["peak_bytes"] for session in sessions]
+    peaks += [session["peak_bytes"] for session in sessions if session["peak_bytes"] is not None]
     return Run(
         section=section,
         task=task,
@@ -142,10 +143,16 @@ def _read(path: Path, directory: Path) -> Run:
         entries=[entry for entry in entries if entry["target"]["asked"] == asked],
         source={key: content.get(key) for key in ("versions", "git_commit")},
         metrics=metrics,
-        seconds=sum(s["seconds"] for s in sessions) if sessions else None,
-        cpu_seconds=sum(s["cpu_seconds"] for s in sessions) if sessions else None,
+        seconds=_sum([session["seconds"] for session in sessions]),
+        cpu_seconds=_sum([session["cpu_seconds"] for session in sessions]),
         peak_bytes=max(peaks, default=None),
     )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None of none, and where one is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None
 
 
 def _named(

@@ -299,3 +299,5 @@ with Interrupt() as interrupt:
             break
         time.sleep(0.01)
     assert (tmp_path / "a" / "saved").read_text() == str(int(signal.SIGTERM))
+    (session,) = read_record(tmp_path / "a.json")
+    assert set(session.values()) == {None}

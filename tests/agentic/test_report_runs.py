@@ -36,9 +36,12 @@ def test_what_a_run_cost(tmp_path):
     ]
     leave_run(tmp_path, "AT-4", KEPT, RESET, sessions=sessions, metrics=metrics)
     leave_run(tmp_path, "AT-8", KEPT, RESET, sessions=(), metrics=metrics)
-    (first, second), _ = find_runs(tmp_path / "runs")
+    killed = [*sessions, dict.fromkeys(sessions[0])]
+    leave_run(tmp_path, "AT-9", KEPT, RESET, sessions=killed, trajectories=9)
+    (first, second, third), _ = find_runs(tmp_path / "runs")
     assert (first.seconds, first.cpu_seconds, first.peak_bytes) == (90.0, 70.0, 5000)
     assert (first.tokens, first.updates) == (1000.0, 100)
+    assert (third.seconds, third.cpu_seconds, third.peak_bytes) == (None, None, 5000)
     assert (second.seconds, second.cpu_seconds, second.peak_bytes) == (None, None, 4500.0)
 
 
