@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from agentic.launch import read_record
-from agentic.results import read_entries
+from agentic.results import CONTEXTS, read_entries
 from agentic.runs import CONFIG_FILE
 
 METHODS = ("bc", "dt", "at")
@@ -98,7 +98,7 @@ def find_runs(directory: Path) -> tuple[list[Run], list[str]]:
         chosen, said = _alike(group)
         kept += chosen
         remarks += said
-    return kept, remarks + _other_data(kept)
+    return kept, remarks + _other_data(kept) + _failed_trials(kept)
 
 
 def order(runs: Sequence[Run], tasks: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -147,6 +147,24 @@ def _read(path: Path, directory: Path) -> Run:
         cpu_seconds=_sum([session["cpu_seconds"] for session in sessions]),
         peak_bytes=max(peaks, default=None),
     )
+
+
+def _failed_trials(runs: Sequence[Run]) -> list[str]:
+    """Remarks on runs with trials that ended early, whose returns are too low."""
+    counts = {
+        run.place: sum(
+            entry[context]["failed"]["count"]
+            for entry in run.entries
+            for context in CONTEXTS
+            if entry[context] is not None
+        )
+        for run in runs
+    }
+    return [
+        f"{place}: failed trials, which count with what they had earned before: {count}"
+        for place, count in counts.items()
+        if count
+    ]
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

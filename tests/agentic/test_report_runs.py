@@ -87,6 +87,19 @@ def test_other_data_are_remarked_on(tmp_path):
     assert remarks == ["step, walker_walk: not all runs learned from the same data"]
 
 
+def test_failed_trials_are_remarked_on(tmp_path):
+    leave_run(tmp_path, "DT", None, RESET, method="dt")
+    path = leave_run(tmp_path, "AT-4", KEPT, RESET) / "results.json"
+    content = json.loads(path.read_text())
+    content["results"][0]["kept"]["failed"]["count"] = 1
+    content["results"][0]["reset"]["failed"]["count"] = 2
+    path.write_text(json.dumps(content))
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert len(runs) == 2
+    told = "failed trials, which count with what they had earned before: 3"
+    assert remarks == [f"step/walker_walk/AT-4/seed0: {told}"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
