@@ -1,24 +1,28 @@
 """What a reproduction consists of: every row on every task with every seed, and its data."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from hydra import compose
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from agentic.collect import CollectCommand
 from agentic.collect_config import CollectConfig
 from agentic.collector import unfinished
 from agentic.config import MAX_SEED
 from agentic.explore import RECIPES
+from agentic.runs import settings as train_settings
 from agentic.strict import at_least, between, build, one_of
 from envs import expand
 
+OWN_SETTINGS = 4  # of a training job: task, seed, data_dir, run_dir
 Rows = dict[str, tuple[str, ...]]  # settings of agentic-train by the row's name
 
 _NAME = re.compile(r"[\w%+-][\w.%+-]*")
-_PLAIN = re.compile(r"[A-Za-z_./][\w./%+-]*")
+_PLAIN = re.compile(r"[A-Za-z_./][\w./%+-]*", re.ASCII)
 _WORDS = {"null", "true", "false", "inf", "nan"}  # which hydra does not read as strings
 
 
@@ -59,14 +63,25 @@ class ReproduceConfig:
             raise ValueError(f"seeds: got {list(self.seeds)}, expected each once, at least one")
         for seed in self.seeds:
             between("seeds", seed, 0, MAX_SEED)
+        if self.only == ():
+            raise ValueError("only: got [], expected rows, or null for all")
         known = [name for section in self.sections for name in section.rows or ()]
         for name in self.only or ():
             if name not in known:
                 raise ValueError(f"only: got {name!r}, expected rows of {sorted(set(known))}")
-        for name in [*known, *(section.section for section in self.sections)]:
+        names = [("section", section.section) for section in self.sections]
+        for setting, name in [*names, *(("rows", name) for name in known)]:
             if not _NAME.fullmatch(name):  # a folder, which needs no quoting
-                raise ValueError(f"rows: got {name!r}, expected a name of letters, digits, ._%+-")
+                raise ValueError(
+                    f"{setting}: got {name!r}, expected a name of letters, digits, ._%+-"
+                )
+        for section in self.sections:
+            for task in section.tasks:
+                if section.tasks.count(task) > 1:
+                    raise ValueError(f"tasks: got {task} twice, expected each once")
         places = [(s.section, t, r) for s in self.sections for t in s.tasks for r in s.rows or ()]
+        if not places:
+            raise ValueError("tasks: got no row on any task, expected at least one")
         for place in places:
             expand(place[1])
             if places.count(place) > 1:
@@ -157,6 +172,35 @@ def train_jobs(config: ReproduceConfig) -> list[Job]:
         for section, task, needs in placed
         for row in _rows(config, section)
     ]
+
+
+def check_settings(config: ReproduceConfig) -> None:
+    """Composes what agentic-train will be told, before hours of collecting; seeds are all alike.
+
+    Raises:
+        ValueError: a row's settings would be refused, are those that jobs are told apart by, or
+            read other data than are collected for it.
+    """
+    collected = {job.name: job.result for job in data_jobs(config)}
+    own = ("task", "seed", "data_dir", "run_dir", "resume")
+    for job in train_jobs(replace(config, seeds=config.seeds[:1])):
+        place = job.name.rpartition("/")[0]
+        for setting in job.settings[OWN_SETTINGS:]:
+            if setting.partition("=")[0].lstrip("+~") in own:
+                raise ValueError(f"rows: got {setting!r} in {place}, expected none of {list(own)}")
+        try:
+            values = OmegaConf.to_container(compose("train", list(job.settings)), resolve=True)
+            told = train_settings(values, [])  # type: ignore[arg-type]
+        except (ValueError, HydraException, OmegaConfBaseException) as error:
+            raise ValueError(f"rows: {place}: {error}") from error
+        read = told.algorithms or (told.task.collect.recipe,)
+        asked = collected[str(job.needs)]
+        assert isinstance(asked, CollectConfig)
+        if asked.recipe not in {name.partition(":")[0] for name in read}:
+            raise ValueError(
+                f"algorithms: got {list(read)} in {place}, expected {asked.recipe!r} among them, "
+                "which is collected for it"
+            )
 
 
 def _train_job(

@@ -276,25 +276,35 @@ def _tell(
 def _about(case: Case) -> dict[str, Any]:
     """Which model, trained and judged how."""
     trained, config = case.state["config"], case.config
-    learned = replace(build(TrainConfig, trained).learning, seed=0)
+    learned = _learned(trained)
     return {
         "checkpoint": str(case.path),
         "checkpoint_step": case.state["step"],
         "method": trained["method"],
-        "context_steps": learned.context_steps,
+        "context_steps": learned["context_steps"],
         "layout": trained["tokens"]["layout"],
         "layer": trained["layer"]["kind"],
         "train_trajectories": trained["chain"]["trajectories"],
         "train_steps": trained["steps"],
         # Runs that differ in more than their seed are no sample of one experiment.
-        "train_settings": hashlib.sha256(json.dumps(asdict(learned)).encode()).hexdigest()[:12],
+        "train_settings": hashlib.sha256(json.dumps(learned).encode()).hexdigest()[:12],
         "train_seed": trained["seed"],
         "evaluation_seed": case.seed,
-        "relabel_mode": learned.data.relabel,
+        "relabel_mode": learned["data"]["relabel"],
         "stop": config.stop,
         "remember": config.remember,
         "cache": config.cache,
     }
+
+
+def _learned(trained: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings, less its seed and what changes nothing of what is learned."""
+    chain, older = dict(trained["chain"]), {}
+    if "window_fraction" in chain:  # a recipe of windows that is no longer there to train by
+        older = {"window_fraction": chain.pop("window_fraction")}
+        chain["window_batch"] = chain["window_steps"]
+    config = build(TrainConfig, trained | {"chain": chain})
+    return asdict(replace(config.learning, seed=0)) | older
 
 
 def _target(state: dict[str, Any], task: str, asked: float | str) -> float:

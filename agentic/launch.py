@@ -1,5 +1,6 @@
 """Jobs as processes: some at a time, interrupted together, each with its time and memory noted."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -23,6 +24,8 @@ from agentic.results import last_return, read_entries
 
 PYTHON = (sys.executable, "-m")  # runs the module that a job names
 _POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_SESSION = ("seconds", "cpu_seconds", "peak_bytes", "code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,24 @@ def command_line(job: Job, threads: int, prefix: Sequence[str] = PYTHON) -> str:
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
-    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code. None yet: an empty list."""
-    return json.loads(path.read_text())["sessions"] if path.is_file() else []
+    """The sessions of a job: seconds, cpu_seconds, peak_bytes, code; none yet: an empty list.
+
+    All are None of a session whose launcher was killed, and of one that still runs.
+
+    Raises:
+        ValueError: it is damaged, or another file.
+    """
+    if not path.is_file():
+        return []
+    try:
+        sessions = json.loads(path.read_text())["sessions"]
+        return [{name: session[name] for name in _SESSION} for session in sessions]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: damaged ({error}), expected a job's sessions") from error
+
+
+def _write_record(path: Path, sessions: list[dict[str, Any]]) -> None:
+    write_atomically(path, (json.dumps({"sessions": sessions}, indent=1) + "\n").encode())
 
 
 class Launcher:
@@ -96,6 +115,9 @@ class Launcher:
                 while waiting and len(running) < at_once and not interrupt.signal:
                     job = waiting.pop(0)
                     number += 1
+                    if job.finished():  # by another process meanwhile
+                        self._say(f"[{number}/{total}] {job.name} is finished already")
+                        continue
                     began = self._start(job)
                     if began is not None:
                         running.append(began)
@@ -123,6 +145,8 @@ class Launcher:
             except BlockingIOError:
                 self._fail(job, "is running already, begun by another process")
                 return None
+            unknown: dict[str, Any] = dict.fromkeys(_SESSION)
+            _write_record(job.record, [*read_record(job.record), unknown])
             process = subprocess.Popen(
                 [*self.prefix, job.module, *job.settings],
                 stdin=subprocess.DEVNULL,
@@ -130,6 +154,7 @@ class Launcher:
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
                 start_new_session=True,  # Ctrl-C would come twice, and twice means: at once
+                preexec_fn=_end_with_parent,
             )
         return _Running(job=job, process=process, began=time.monotonic())
 
@@ -145,8 +170,7 @@ class Launcher:
             "peak_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             "code": code,
         }
-        content = {"sessions": [*read_record(job.record), session]}
-        write_atomically(job.record, (json.dumps(content, indent=1) + "\n").encode())
+        _write_record(job.record, [*read_record(job.record)[:-1], session])
         if not (code == 0 and job.finished()) and not interrupted:
             self._fail(job, _reason(job.log, code))
         return True
@@ -185,6 +209,12 @@ class Launcher:
         self.console.print(text, soft_wrap=True, highlight=False)
 
 
+def _end_with_parent() -> None:
+    """Has this process get SIGTERM when its parent is gone, even one that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
 def spell_seconds(seconds: float) -> str:
     """As `45 s`, `12 min` or `3 h 05 min`."""
     if seconds < 100:
@@ -206,7 +236,7 @@ def _kind(job: Job) -> str:
 
 
 def _seconds(sessions: Sequence[dict[str, Any]]) -> float:
-    return sum(session["seconds"] for session in sessions)
+    return sum(session["seconds"] or 0.0 for session in sessions)
 
 
 def _reason(log: Path, code: int) -> str:

@@ -53,13 +53,13 @@ def by_trajectories(section: str, found: dict[str, Any]) -> "Figure":
     axis = _axis(figure.subplots())
     for task, colour, marker in zip(found["tasks"], _cycle(COLOURS), _cycle(MARKERS), strict=False):
         points = sorted(
-            (cell["trajectories"], cell["last"]["normalised"])
+            (cell["trajectories"], cell["last"]["normalised"]["mean"])
             for cell in found["cells"]
             if cell["task"] == task and cell["method"] == "at" and cell["last"]["normalised"]
         )
         axis.plot(
             [n for n, _ in points],
-            [told["mean"] for _, told in points],
+            [mean for _, mean in points],
             color=colour,
             marker=marker,
             linewidth=1,
@@ -69,7 +69,8 @@ def by_trajectories(section: str, found: dict[str, Any]) -> "Figure":
     if found["averages"]:
         rows = found["averages"][0]["rows"]
         known = [(methods[row], row, told["last"]) for row, told in rows.items() if told["last"]]
-        mean = sorted((n, told) for (method, n), _, told in known if method == "at")
+        several = [(n, told) for (method, n), _, told in known if method == "at"]
+        mean = sorted(several, key=lambda point: point[0])
         _errorbar(
             axis,
             np.array([n for n, _ in mean]),
@@ -82,7 +83,8 @@ def by_trajectories(section: str, found: dict[str, Any]) -> "Figure":
         for (method, _), row, told in known:
             if method != "at":
                 style = STYLES.get(method, "--")
-                axis.axhline(told["mean"], color="black", linestyle=style, label=f"{row}, mean")
+                label = _literal(f"{row}, mean")
+                axis.axhline(told["mean"], color="black", linestyle=style, label=label)
     counts = sorted({n for method, n in methods.values() if method == "at"})
     axis.set_xscale("log", base=2)
     axis.set_xticks(counts, labels=list(map(str, counts)))
@@ -90,7 +92,7 @@ def by_trajectories(section: str, found: dict[str, Any]) -> "Figure":
     axis.axhline(1, color="0.7", linewidth=1, zorder=0)
     axis.set_xlabel("trajectories in a training context")
     axis.set_ylabel("last trial (0 random, 1 dataset's best)")
-    axis.set_title(section)
+    axis.set_title(_literal(section))
     _legend(figure)
     return figure
 
@@ -123,7 +125,7 @@ def by_trial(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
                         markersize=5,
                         markerfacecolor=fill,
                         linestyle=style,
-                        label=f"{row}, {context}",
+                        label=_literal(f"{row}, {context}"),
                     )
         cell = next(c for c in found["cells"] if c["task"] == task)
         for level, style in (("max", "--"), ("p90", "-.")):
@@ -135,7 +137,7 @@ def by_trial(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
                 zorder=0,
                 label=f"dataset {'best' if level == 'max' else level}",
             )
-        axis.set_title(f"{section}: {task}")
+        axis.set_title(_literal(f"{section}: {task}"))
         axis.set_ylabel("return")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1, 0].set_xlabel("trial")
@@ -157,7 +159,7 @@ def learning(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
                         linestyle=STYLES.get(run.method, LINES[k % len(LINES)]),
                         linewidth=1,
                         marker="." if len(points) < FEW else None,
-                        label=row,
+                        label=_literal(row),
                     )
         for axis, name in zip(row_axes, names, strict=True):
             axis.set_title(f"{task}: {name}", fontsize=9)
@@ -165,7 +167,7 @@ def learning(section: str, found: dict[str, Any], runs: Sequence[Run]) -> "Figur
         for axis in row_axes[:2]:
             if axis.has_data():
                 axis.set_yscale("log")
-    figure.suptitle(section)
+    figure.suptitle(_literal(section))
     _legend(figure)
     return figure
 
@@ -222,6 +224,12 @@ def _thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
         return [], []
     parts = np.array_split(np.array(points), min(POINTS, len(points)))
     return [float(p[:, 0].mean()) for p in parts], [float(p[:, 1].mean()) for p in parts]
+
+
+def _literal(text: str) -> str:
+    """As it is: matplotlib sets what stands between dollars, and hides labels that begin so."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def _colour(found: dict[str, Any], row: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from agentic.launch import read_record
-from agentic.results import read_entries
+from agentic.results import CONTEXTS, read_entries
 from agentic.runs import CONFIG_FILE
 
 METHODS = ("bc", "dt", "at")
@@ -41,7 +41,8 @@ class Run:
         entries: of its results.json, one a task, all with the same target.
         source: versions and commit that evaluated it.
         metrics: lines of metrics.jsonl.
-        seconds: wall-clock time of all its sessions; None for a run that no launcher began.
+        seconds: wall-clock time of all its sessions; None for a run that no launcher began, or
+            whose launcher was killed.
         cpu_seconds: of all its sessions.
         peak_bytes: largest resident memory of one of its processes, or on a GPU allocated.
     """
@@ -97,7 +98,7 @@ def find_runs(directory: Path) -> tuple[list[Run], list[str]]:
         chosen, said = _alike(group)
         kept += chosen
         remarks += said
-    return kept, remarks + _other_data(kept)
+    return kept, remarks + _other_data(kept) + _failed_trials(kept)
 
 
 def order(runs: Sequence[Run], tasks: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -130,7 +131,7 @@ def _read(path: Path, directory: Path) -> Run:
     metrics = _metrics(run_dir / "metrics.jsonl")
     sessions = read_record(run_dir.with_name(f"{run_dir.name}.json"))
     peaks = [line["train/memory_bytes"] for line in metrics if "train/memory_bytes" in line]
-    peaks += [session["peak_bytes"] for session in sessions]
+    peaks += [session["peak_bytes"] for session in sessions if session["peak_bytes"] is not None]
     return Run(
         section=section,
         task=task,
@@ -142,10 +143,34 @@ def _read(path: Path, directory: Path) -> Run:
         entries=[entry for entry in entries if entry["target"]["asked"] == asked],
         source={key: content.get(key) for key in ("versions", "git_commit")},
         metrics=metrics,
-        seconds=sum(s["seconds"] for s in sessions) if sessions else None,
-        cpu_seconds=sum(s["cpu_seconds"] for s in sessions) if sessions else None,
+        seconds=_sum([session["seconds"] for session in sessions]),
+        cpu_seconds=_sum([session["cpu_seconds"] for session in sessions]),
         peak_bytes=max(peaks, default=None),
     )
+
+
+def _failed_trials(runs: Sequence[Run]) -> list[str]:
+    """Remarks on runs with trials that ended early, whose returns are too low."""
+    counts = {
+        run.place: sum(
+            entry[context]["failed"]["count"]
+            for entry in run.entries
+            for context in CONTEXTS
+            if entry[context] is not None
+        )
+        for run in runs
+    }
+    return [
+        f"{place}: failed trials, which count with what they had earned before: {count}"
+        for place, count in counts.items()
+        if count
+    ]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None of none, and where one is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None
 
 
 def _named(

@@ -46,14 +46,14 @@ class Sheet:
 
 def sheets(section: str, found: dict[str, Any]) -> list[Sheet]:
     """The tables of one section; see `report_numbers.numbers`."""
-    shown = [_averages(section, average) for average in found["averages"]]
+    shown = [_averages(section, found, average) for average in found["averages"]]
     if found["differences"]:
         shown.append(_differences(section, found["differences"]))
     several = [_returns(section, found), _context(section, found), _data(section, found)]
     return [sheet for sheet in (*shown, *several, _cost(section, found)) if sheet.blocks]
 
 
-def _averages(section: str, average: dict[str, Any]) -> Sheet:
+def _averages(section: str, found: dict[str, Any], average: dict[str, Any]) -> Sheet:
     rows: list[Row] = []
     for row, cell in average["rows"].items():
         numbers = [spell(cell[name], 2) for name in ("last", "first", "mean")]
@@ -70,7 +70,7 @@ def _averages(section: str, average: dict[str, Any]) -> Sheet:
         ),
         blocks=[("", rows)],
         caption=f"{', '.join(tasks)}. {SEEDS}, resampled within each task. {BOTH}. {NORMALISED}. "
-        f"{MAXIMUM}.",
+        f"{_trials(found)}. {MAXIMUM}.",
     )
 
 
@@ -149,14 +149,15 @@ def _context(section: str, found: dict[str, Any]) -> Sheet:
 def _data(section: str, found: dict[str, Any]) -> Sheet:
     rows: list[Row] = []
     for task, cells in _by_task(found):
-        cell = next(iter(cells.values()))
+        cell = max(cells.values(), key=lambda cell: cell["trials"])
         levels = [cell["random"], *(cell["dataset"][name] for name in ("median", "p90", "max"))]
         rows.append((task, *map(number, (*levels, cell["max_of_dataset"]))))
     return Sheet(
         title=f"{section}: what the returns are read beside",
         columns=("task", "random actions", "dataset median", "p90", "best", "max of n, dataset"),
         blocks=[("", rows)],
-        caption="max of n, dataset: the expected largest of n trajectories drawn from the data.",
+        caption="max of n, dataset: the expected largest of n trajectories drawn from the data, "
+        f"for the most trials of a row. {_trials(found)}.",
     )
 
 
@@ -192,8 +193,15 @@ def _by_task(found: dict[str, Any]) -> list[tuple[str, dict[str, dict[str, Any]]
 
 
 def _trials(found: dict[str, Any]) -> str:
-    counts = sorted({(cell["trials"], cell["contexts"]) for cell in found["cells"]})
-    return "n: " + ", ".join(f"{n} trials in each of {c} contexts" for n, c in counts)
+    """What n is, row by row where it is not the same for all."""
+    rows: dict[tuple[int, int], dict[str, None]] = {}
+    for cell in sorted(found["cells"], key=lambda cell: found["rows"].index(cell["row"])):
+        rows.setdefault((cell["trials"], cell["contexts"]), {})[cell["row"]] = None
+    told = [
+        f"{n} trials in each of {c} contexts" + (f" ({', '.join(names)})" if len(rows) > 1 else "")
+        for (n, c), names in rows.items()
+    ]
+    return "n: " + ", ".join(told)
 
 
 def spell(told: dict[str, Any] | None, digits: int = 1) -> str:
@@ -256,7 +264,8 @@ def markdown(sheet: Sheet) -> str:
         if block:
             rows.append((f"**{block}**", *[""] * (len(sheet.columns) - 1)))
         rows += members
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    escaped = [[cell.replace("|", r"\|") for cell in cells] for cells in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in escaped]
     return "\n".join([f"### {sheet.title}", "", *lines, "", sheet.caption, ""])
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agentic.entry import Terminated, run
 from agentic.interrupt import Interrupt
-from agentic.jobs import ReproduceConfig, data_jobs, train_jobs
+from agentic.jobs import ReproduceConfig, check_settings, data_jobs, train_jobs
 from agentic.launch import Launcher, command_line
 from agentic.report import write_report
 from agentic.strict import build
@@ -19,6 +19,8 @@ def command(values: dict[str, Any]) -> None:
     """Runs what is not finished, then reports what is."""
     config = build(ReproduceConfig, values)
     console = Console(markup=False)
+    if not config.report:
+        check_settings(config)
     if config.plan:
         _print_plan(config)
         return

@@ -129,6 +129,7 @@ class Trainer:
         self.spent = 0.0  # seconds of training, rollouts among them
         self.spent_rolling = 0.0
         self.last_rollout = 0.0  # seconds
+        self.updated = [0.0, 0]  # seconds and tokens of the updates since the last logged one
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the run depends on, in plain types, with this process's parts."""
@@ -148,6 +149,7 @@ class Trainer:
             "best": self.best,
             "rolled": self.rolled,
             "spent": [self.spent, self.spent_rolling, self.last_rollout],
+            "updated": list(self.updated),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -175,6 +177,7 @@ class Trainer:
         # Checkpoints from before these were kept: nothing is repeated.
         self.rolled = state.get("rolled", self.step)
         self.spent, self.spent_rolling, self.last_rollout = state.get("spent", (0.0, 0.0, 0.0))
+        self.updated = list(state.get("updated", (0.0, 0)))
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
         self.averaged.n_averaged.fill_(self.step)
@@ -198,7 +201,6 @@ class Trainer:
             progress: whether the first one shows a bar.
         """
         config, clocks = self.config, self.config.clocks
-        seconds, tokens = 0.0, 0
         with (
             closing(self.stream),
             Interrupt(quiet=not self.world.main) as interrupt,
@@ -220,16 +222,17 @@ class Trainer:
                     break
                 updating = time.monotonic()
                 measured = self.update()
-                seconds += time.monotonic() - updating
-                tokens += int(measured.pop("tokens"))
+                self.updated[0] += time.monotonic() - updating
+                self.updated[1] += int(measured.pop("tokens"))
                 bar.set_postfix(loss=f"{measured['train/loss']:.4f}", refresh=False)
                 bar.update()
                 if self._due(clocks.log_steps):
+                    seconds, tokens = self.updated
                     measured["train/tokens_per_second"] = tokens / seconds
                     measured["train/tokens"] = float(tokens)  # since the last such line
                     measured["train/memory_bytes"] = peak_memory(self.device)
                     self._log(log, measured)
-                    seconds, tokens = 0.0, 0
+                    self.updated = [0.0, 0]
                 if self._due(clocks.validate_steps) and self.validation is not None:
                     validation = self.validate()
                     self._log(log, {"validation/loss": validation})

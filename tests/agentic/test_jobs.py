@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from agentic.jobs import ReproduceConfig, Section, data_jobs, train_jobs
+from agentic.jobs import ReproduceConfig, Section, check_settings, data_jobs, train_jobs
 from agentic.launch import command_line
 from agentic.strict import build
 
@@ -116,7 +116,11 @@ def test_only_some_rows(tmp_path):
         ({"tasks": ("walker_fly",)}, "task: got 'walker_fly'"),
         ({"rows": {"a/b": ()}}, "rows: got 'a/b'"),
         ({"rows": {"../x": ()}}, "rows: got '../x'"),
-        ({"section": ".."}, "rows: got '..'"),
+        ({"section": ".."}, "section: got '..'"),
+        ({"only": ()}, r"only: got \[\]"),
+        ({"rows": {}}, "tasks: got no row on any task"),
+        ({"tasks": ()}, "tasks: got no row on any task"),
+        ({"tasks": ("walker_run", "walker_run")}, "tasks: got walker_run twice"),
         (
             {"extra": (Section(section="main", tasks=("jaco_reach",), rows={"DT": ()}),)},
             "main/jaco_reach/DT is there twice",
@@ -142,7 +146,7 @@ def test_the_defaults_are_the_papers_table():
 
 
 @pytest.mark.parametrize(
-    "folder", ["plain", 'it\'s a "place" with=all, of {it}', "back\\slash\\'s"]
+    "folder", ["plain", "größe", 'it\'s a "place" with=all, of {it}', "back\\slash\\'s"]
 )
 def test_a_command_reads_the_same_in_a_shell_and_in_hydra(tmp_path, folder):
     config = make_config(tmp_path, output=str(tmp_path / folder))
@@ -169,3 +173,34 @@ def test_a_folder_is_always_a_string_to_hydra(tmp_path, word):
     assert str(told["data_dir"]) == word
     assert told["data_dir"] is not None
     assert not isinstance(told["data_dir"], bool | int | float)
+
+
+RND = {"section": "rnd", "tasks": ("walker_walk",), "collect": ("recipe=rnd",)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"overrides": ("stepz=5",)}, "main/cartpole_swingup/DT: Could not override 'stepz'"),
+        ({"rows": {"X": ("method=xt",)}}, "rows: main/cartpole_swingup/X: .*method/xt"),
+        ({"rows": {"X": ("steps=0",)}}, "main/cartpole_swingup/X: steps: got 0"),
+        ({"rows": {"X": ("method=dt", "trajectories=4")}}, "X: chain.trajectories: got 4"),
+        ({"rows": {"X": ("run_dir=x",)}}, "rows: got 'run_dir=x' in main/cartpole_swingup/X"),
+        ({"overrides": ("++seed=5",)}, r"rows: got '\+\+seed=5'"),
+        ({"extra": (Section(**RND),)}, r"algorithms: got \['td3'\] in rnd/walker_walk/DT"),
+        (
+            {"extra": (Section(**RND, overrides=("algorithms=[td3]",)),)},
+            "expected 'rnd' among them",
+        ),
+    ],
+)
+def test_settings_that_jobs_would_refuse_are_refused_before_any(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        check_settings(make_config(tmp_path, **changes))
+
+
+def test_settings_that_jobs_take_are_no_matter(tmp_path):
+    sound = Section(**RND, overrides=("algorithms=[rnd:first_10%]",))
+    check_settings(make_config(tmp_path, extra=(sound,), overrides=("+experiment=paper",)))
+    values = OmegaConf.to_container(compose("reproduce"), resolve=True)
+    check_settings(build(ReproduceConfig, values))

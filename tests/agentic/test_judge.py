@@ -118,3 +118,51 @@ def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(tmp_path, case)
     judge(cases, output=tmp_path / "out", console=Console(quiet=True))
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["seeds"]["walker_walk"] for row in document["over_seeds"]] == [[0, 1], [1]]
+
+
+def test_a_checkpoint_of_an_older_recipe_of_windows_is_judged(tmp_path, case):
+    state = torch.load(case.path, weights_only=True)
+    chain = state["config"]["chain"]
+    del chain["window_batch"], chain["top"], state["config"]["context_steps"]
+    told = []
+    for fraction in (0.5, 0.9):
+        chain["window_fraction"] = fraction
+        torch.save(state, case.path)
+        older = case_of(case.path, None, PLAIN, seed=1, device="cpu")
+        (entry,) = _judge(older, tmp_path / str(fraction))["results"]
+        assert (entry["method"], entry["context_steps"]) == ("at", None)
+        told.append(entry["train_settings"])
+    assert told[0] != told[1]
+
+
+def test_methods_side_by_side(tmp_path, case):
+    """The baselines keep nothing: whatever is asked, their trials are independent."""
+    paths = [case.path]
+    for method in ("dt", "bc"):
+        changes = {"method": method, "context_steps": 3}
+        path = save_checkpoint(tmp_path / f"{method}.pt", trajectories=1, **changes)
+        state = torch.load(path, weights_only=True)
+        state["config"] |= changes
+        torch.save(state, path)
+        paths.append(path)
+    plain = replace(PLAIN, target=(0.0, 1.0), context="both", trials=3)
+    asked = replace(plain, stop=True, remember=1)
+    told = []
+    for number, config in enumerate((plain, asked)):
+        cases = [case_of(path, None, config, seed=1, device="cpu") for path in paths]
+        output = tmp_path / f"out{number}"
+        output.mkdir()
+        judge(cases, output=output, console=Console(quiet=True))
+        told.append(json.loads((output / "results.json").read_text()))
+    entries = told[0]["results"]
+    assert [(e["method"], e["target"]["asked"]) for e in entries] == [
+        (method, target) for method in ("at", "dt", "bc") for target in ("0x", "1x")
+    ]
+    assert [e["kept"] is None for e in entries] == [False] * 2 + [True] * 4
+    assert [e["context_steps"] for e in entries] == [None] * 2 + [3] * 4
+    assert len(told[0]["over_seeds"]) == 6
+    for one, other in zip(entries, told[1]["results"], strict=True):
+        assert one["reset"] == other["reset"]
+    dt, bc = entries[2:4], entries[4:]
+    assert dt[0]["reset"]["returns"] != dt[1]["reset"]["returns"]  # told another return
+    assert bc[0]["reset"]["returns"] == bc[1]["reset"]["returns"]

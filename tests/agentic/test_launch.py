@@ -5,9 +5,11 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -31,7 +33,8 @@ if told["does"] == "wait" and not (run_dir / "saved").exists():
         signals.append(number)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, save)
-    (run_dir / "waiting").touch()
+    (run_dir / "pid").write_text(str(os.getpid()))
+    (run_dir / "pid").rename(run_dir / "waiting")
     while not signals:
         time.sleep(0.01)
     time.sleep(0.3)  # saving
@@ -252,3 +255,49 @@ def test_spelled_seconds():
     assert [spell_seconds(s) for s in (7.4, 99, 100, 3600, 11100)] == [
         *("7 s", "99 s", "2 min", "60 min", "3 h 05 min")
     ]
+
+
+def test_what_another_process_finished_meanwhile_is_not_begun(launch, tmp_path):
+    def finish():
+        while not (tmp_path / "a" / "waiting").exists():
+            time.sleep(0.01)
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "results.json").touch()
+        os.kill(int((tmp_path / "a" / "waiting").read_text()), signal.SIGTERM)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    _, said = launch(("a", "wait"), ("b",))
+    thread.join()
+    assert "[2/2] step/walker_walk/b/seed0 is finished already" in said
+    assert not (tmp_path / "b.log").exists()
+
+
+def test_jobs_end_with_a_launcher_that_is_killed(tmp_path):
+    (tmp_path / "stub.py").write_text(STUB)
+    program = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+from pathlib import Path
+from rich.console import Console
+from agentic.interrupt import Interrupt
+from agentic.launch import Launcher
+from test_launch import make_job
+
+launcher = Launcher(1, Console(), (sys.executable, "stub.py"))
+with Interrupt() as interrupt:
+    launcher.run([make_job(Path({str(tmp_path)!r}), "a", "wait")], 1, interrupt)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    while not (tmp_path / "a" / "waiting").exists():
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.kill()
+    launcher.wait()
+    for _ in range(1000):
+        if (tmp_path / "a" / "saved").exists():
+            break
+        time.sleep(0.01)
+    assert (tmp_path / "a" / "saved").read_text() == str(int(signal.SIGTERM))
+    (session,) = read_record(tmp_path / "a.json")
+    assert set(session.values()) == {None}

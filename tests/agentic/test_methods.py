@@ -169,3 +169,16 @@ def test_validation_sees_windows_of_held_out_episodes(tmp_path):
     held_out = store.observation(np.arange(8, 10)).reshape(-1, 3)
     rows = {tuple(row) for row in held_out.tolist()}
     assert {tuple(row) for row in steps.observation.reshape(-1, 3).tolist()} <= rows
+
+
+def test_tokens_are_counted_across_an_interruption(tmp_path):
+    clocks = replace(make_trainer(tmp_path / "any").config.clocks, log_steps=4, checkpoint_steps=5)
+    run_trainer(make_trainer(tmp_path / "run", clocks=clocks))
+    whole = [line.get("train/tokens") for line in scalars(tmp_path / "run")]
+    for later in checkpoint.step_files(tmp_path / "run")[1:]:
+        later.unlink()
+    resumed = make_trainer(tmp_path / "run", clocks=clocks)
+    resumed.resume()
+    assert resumed.step == 10  # two steps after the last line
+    run_trainer(resumed)
+    assert [line.get("train/tokens") for line in scalars(tmp_path / "run")] == whole

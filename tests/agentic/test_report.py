@@ -265,3 +265,48 @@ def test_rollouts_of_tasks_that_are_learned_together_are_averaged(tmp_path):
     leave_run(tmp_path, "AT-4", kept, kept, task="jaco_reach", metrics=merged)
     (run,), _ = find_runs(tmp_path / "runs")
     assert report_figures._curves(run)[2] == [(5, 12.0)]
+
+
+def test_rows_of_equally_many_trajectories_are_drawn(tmp_path):
+    for seed in (0, 1):
+        leave_run(tmp_path, "AT-4", [[2, 6]], [[2, 4]], seed=seed)
+        leave_run(tmp_path, "AT-4-long", [[2, 8]], [[2, 4]], seed=seed)
+    runs, _ = find_runs(tmp_path / "runs")
+    figure = report_figures.by_trajectories("step", numbers(runs, TASKS)["step"])
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "walker_walk")
+    assert line.get_xydata().tolist() == [[4, 0.5], [4, 0.75]]
+    write_report(tmp_path, TASKS, Console(file=io.StringIO()))
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    names = ["_x", "a$\\foo$b", "A|B", "<b>&", "[red]x"]
+    for name in names:
+        metrics = [{"step": 1, "train/loss": 1.0}]
+        leave_run(tmp_path, name, [[2, 6]], [[2, 4]], section="$\\oops$", metrics=metrics)
+    text = io.StringIO()
+    write_report(tmp_path, TASKS, Console(file=text, width=100, markup=False))
+    table = (tmp_path / "report" / "table.md").read_text()
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    for name in names:
+        assert f"│ {name} " in text.getvalue()
+        assert name.replace("|", r"\|") in table
+        assert name in page.cells
+    rows = [line.replace(r"\|", "") for line in table.splitlines() if line.startswith("| A")]
+    assert {row.count("|") for row in rows} == {10, 7, 4}
+    found = numbers(find_runs(tmp_path / "runs")[0], TASKS)["$\\oops$"]
+    drawn = report_figures.learning("$\\oops$", found, find_runs(tmp_path / "runs")[0])
+    shown = [label.get_text().strip() for label in drawn.legends[0].get_texts()]
+    assert [label.replace(r"\$", "$") for label in shown] == sorted(names)
+
+
+def test_rows_of_other_numbers_of_trials_are_told_apart(tmp_path):
+    leave_run(tmp_path, "AT-4", [[2, 6, 5]], [[2, 4, 1]])
+    leave_run(tmp_path, "DT", None, [[2, 4]], method="dt", trajectories=1)
+    runs, _ = find_runs(tmp_path / "runs")
+    shown = {s.title.partition(": ")[2]: s for s in sheets("step", numbers(runs, TASKS)["step"])}
+    told = "n: 2 trials in each of 1 contexts (DT), 3 trials in each of 1 contexts (AT-4)"
+    for title in ("average over 1 task, normalised", "returns"):
+        assert told in shown[title].caption
+    beside = shown["what the returns are read beside"]
+    assert told in beside.caption
+    assert beside.blocks[0][1][0][-1] == "8.0"  # of 0 to 10, the largest of 3 on average

@@ -36,9 +36,12 @@ def test_what_a_run_cost(tmp_path):
     ]
     leave_run(tmp_path, "AT-4", KEPT, RESET, sessions=sessions, metrics=metrics)
     leave_run(tmp_path, "AT-8", KEPT, RESET, sessions=(), metrics=metrics)
-    (first, second), _ = find_runs(tmp_path / "runs")
+    killed = [*sessions, dict.fromkeys(sessions[0])]
+    leave_run(tmp_path, "AT-9", KEPT, RESET, sessions=killed, trajectories=9)
+    (first, second, third), _ = find_runs(tmp_path / "runs")
     assert (first.seconds, first.cpu_seconds, first.peak_bytes) == (90.0, 70.0, 5000)
     assert (first.tokens, first.updates) == (1000.0, 100)
+    assert (third.seconds, third.cpu_seconds, third.peak_bytes) == (None, None, 5000)
     assert (second.seconds, second.cpu_seconds, second.peak_bytes) == (None, None, 4500.0)
 
 
@@ -84,6 +87,19 @@ def test_other_data_are_remarked_on(tmp_path):
     assert remarks == ["step, walker_walk: not all runs learned from the same data"]
 
 
+def test_failed_trials_are_remarked_on(tmp_path):
+    leave_run(tmp_path, "DT", None, RESET, method="dt")
+    path = leave_run(tmp_path, "AT-4", KEPT, RESET) / "results.json"
+    content = json.loads(path.read_text())
+    content["results"][0]["kept"]["failed"]["count"] = 1
+    content["results"][0]["reset"]["failed"]["count"] = 2
+    path.write_text(json.dumps(content))
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert len(runs) == 2
+    told = "failed trials, which count with what they had earned before: 3"
+    assert remarks == [f"step/walker_walk/AT-4/seed0: {told}"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -94,6 +110,9 @@ def test_other_data_are_remarked_on(tmp_path):
         ("config.yaml", "task: [", "config.yaml: damaged"),
         ("config.yaml", "steps: 1", "config.yaml: damaged"),
         ("metrics.jsonl", "{", "metrics.jsonl: damaged"),
+        ("../seed0.json", "{", "seed0.json: damaged"),
+        ("../seed0.json", '{"sessions": [{"seconds": 1}]}', "seed0.json: damaged"),
+        ("../seed0.json", "{}", "expected a job's sessions"),
     ],
 )
 def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content, words):
