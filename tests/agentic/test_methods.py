@@ -1,5 +1,6 @@
 """The baselines through the one trainer, and every method with every experiment's settings."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +35,14 @@ def test_all_methods_and_experiments_are_tried_here():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_small_experiment_is_the_default(method):
-    assert _settings(f"method={method}", "+experiment=small") == _settings(f"method={method}")
+def test_the_small_experiment_learns_as_by_default_and_chooses_nothing_by_acting(method):
+    small, default = (
+        _settings(f"method={method}", "+experiment=small"),
+        _settings(f"method={method}"),
+    )
+    assert small.clocks.rollout_steps == 0
+    same = {"clocks": default.clocks, "evaluation": default.evaluation}
+    assert dataclasses.replace(small, **same) == default
 
 
 @pytest.mark.parametrize("experiment", [[], ["+experiment=paper"]])
