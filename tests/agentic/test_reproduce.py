@@ -171,6 +171,7 @@ def test_the_plan_runs_nothing_and_leaves_out_what_is_finished(tmp_path, cartpol
         (["only=[XT]"], "only: got 'XT', expected rows of ['AT-16',"),
         (["tasks=[walker_fly]"], "task: got 'walker_fly'"),
         (["extra=[{section:x}]"], "extra.tasks: missing"),
+        (["overrides=['stepz=3']"], "rows: step/walker_stand/BC-10%: Could not override 'stepz'"),
         (["collect=['recipe=ppo']"], "recipe: got 'ppo'"),
         (
             ["report=true", "plan=false", "output=nowhere"],
