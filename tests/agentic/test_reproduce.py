@@ -223,6 +223,7 @@ def test_two_rows_and_two_seeds_from_data_to_report(tmp_path, cartpole_data):
         path.unlink()
     changed = _run(tmp_path, *arguments, overrides.replace("steps=2'", "steps=3'"))
     assert changed.returncode == 1
-    line = changed.stderr.splitlines()[0]
+    assert len(changed.stderr.splitlines()) == 4
+    line = next(line for line in changed.stderr.splitlines() if "A/seed0" in line)
     assert "A/seed0: agentic-train: error: run_dir: " in line
     assert "holds a run with other settings" in line
