@@ -46,7 +46,7 @@ def command(values: dict[str, Any]) -> None:
     asked = build(CollectCommand, values)
     config = CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
     (spec,) = expand(config.reward_task)
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.print(
         f"{config.recipe} on {spec.name} into "
         f"{buffer_dir(Path(asked.data_dir), spec.domain, config.recipe)}, "

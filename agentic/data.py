@@ -55,7 +55,11 @@ def command(values: dict[str, Any]) -> None:
     """Does what the first word says."""
     without_rendering()
     told = build(DataCommand, values)
-    tasks, data_dir, console = expand(told.task.name), Path(told.data_dir), Console(markup=False)
+    tasks, data_dir, console = (
+        expand(told.task.name),
+        Path(told.data_dir),
+        Console(markup=False, emoji=False),
+    )
     if told.source is not None:
         files = _exchange().import_dataset(told.source, tasks[0], data_dir, told.name)
         console.print(f"{len(files):,} episodes in {files[0].parent}", soft_wrap=True)

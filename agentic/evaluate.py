@@ -30,7 +30,7 @@ def command(values: dict[str, Any]) -> None:
         for place in config.checkpoints
     ]
     _check_different(cases)
-    console, wanted = Console(markup=False), settings(cases)
+    console, wanted = Console(markup=False, emoji=False), settings(cases)
     if config.output is None:
         output = _beside(cases[0].path, config.seed, wanted, console)
     else:

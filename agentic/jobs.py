@@ -12,8 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from agentic.collect import CollectCommand
 from agentic.collect_config import CollectConfig
 from agentic.collector import unfinished
-from agentic.config import MAX_SEED
+from agentic.config import MAX_SEED, TrainConfig
 from agentic.explore import RECIPES
+from agentic.runs import read_config
 from agentic.runs import settings as train_settings
 from agentic.strict import at_least, between, build, one_of
 from envs import expand
@@ -178,8 +179,8 @@ def check_settings(config: ReproduceConfig) -> None:
     """Composes what agentic-train will be told, before hours of collecting; seeds are all alike.
 
     Raises:
-        ValueError: a row's settings would be refused, are those that jobs are told apart by, or
-            read other data than are collected for it.
+        ValueError: a row's settings would be refused, are those that jobs are told apart by,
+            read other data than are collected for it, or are not those of its finished runs.
     """
     collected = {job.name: job.result for job in data_jobs(config)}
     own = ("task", "seed", "data_dir", "run_dir", "resume")
@@ -196,11 +197,26 @@ def check_settings(config: ReproduceConfig) -> None:
         read = told.algorithms or (told.task.collect.recipe,)
         asked = collected[str(job.needs)]
         assert isinstance(asked, CollectConfig)
+        assert isinstance(job.result, Path)
         if asked.recipe not in {name.partition(":")[0] for name in read}:
             raise ValueError(
                 f"algorithms: got {list(read)} in {place}, expected {asked.recipe!r} among them, "
                 "which is collected for it"
             )
+        for seed in config.seeds:
+            _check_finished(job.result.parent.with_name(f"seed{seed}"), told)
+
+
+def _check_finished(run_dir: Path, told: TrainConfig) -> None:
+    """Raises ValueError where there are results, of other settings."""
+    if not (run_dir / "results.json").is_file():
+        return
+    before, now = (replace(c.learning, seed=0) for c in (read_config(run_dir), told))
+    if before != now:
+        raise ValueError(
+            f"output: {run_dir} is finished, with other settings than now, expected a new output, "
+            "or report=true"
+        )
 
 
 def _train_job(

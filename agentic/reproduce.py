@@ -18,7 +18,7 @@ from agentic.strict import build
 def command(values: dict[str, Any]) -> None:
     """Runs what is not finished, then reports what is."""
     config = build(ReproduceConfig, values)
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     if not config.report:
         check_settings(config)
     if config.plan:

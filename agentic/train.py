@@ -41,7 +41,7 @@ def command(values: dict[str, Any]) -> None:
     device = choose_device(config.device)
     world = World.start(device.type, timeout=config.parallel.timeout)
     mesh = mesh_of(config, sides, device, world)  # while all are here
-    console = Console(markup=False, quiet=not world.main)
+    console = Console(markup=False, emoji=False, quiet=not world.main)
     print_plan(config, sides, console)
     folder, resumed = world.on_main(lambda: open_run(config))
     run_dir = Path(folder)

@@ -10,7 +10,7 @@ from conftest import make_model
 from agentic import evaluator
 from agentic.evaluator import Context, kept_trials, reset_trials
 from agentic.journal import Journal
-from agentic.policy import Policy
+from agentic.policy import LockstepPolicy, Policy
 from agentic.protocol import RolloutConfig
 from envs import TASKS, EnvPool
 
@@ -236,3 +236,30 @@ def test_random_returns():
     assert values.shape == (2,)
     assert np.array_equal(values, evaluator.random_returns(STAND, episodes=2, seed=0))
     assert not np.array_equal(values, evaluator.random_returns(STAND, episodes=2, seed=1))
+
+
+@pytest.mark.parametrize("method", ["at", "dt"])
+def test_what_a_trial_has_earned_is_taken_off_its_target(monkeypatch, method):
+    changes = {} if method == "at" else {"method": "dt", "context_steps": 3, "trajectories": 1}
+    asked, earned = [], []
+    act, step = LockstepPolicy.act, EnvPool.step
+
+    def told(policy, observation, return_to_go):
+        asked.append(return_to_go)
+        return act(policy, observation, return_to_go)
+
+    def paid(pool, action):
+        result = step(pool, action)
+        earned.append(result[1])
+        return result
+
+    monkeypatch.setattr(LockstepPolicy, "act", told)
+    monkeypatch.setattr(EnvPool, "step", paid)
+    config = RolloutConfig(contexts=2, trials=2, target=1.0, workers=1)
+    kept_trials(_model(**changes), _contexts(2, 2), config)
+    steps = STAND.episode_steps
+    for trial in (0, 1):
+        own = slice(trial * steps, (trial + 1) * steps)
+        before = np.cumsum([np.zeros(2), *earned[own]], axis=0)[:-1]
+        assert before[-1].min() > 0
+        np.testing.assert_allclose(asked[own], 15.0 - before, rtol=0, atol=1e-6)

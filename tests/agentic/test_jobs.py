@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from agentic.jobs import ReproduceConfig, Section, check_settings, data_jobs, train_jobs
 from agentic.launch import command_line
+from agentic.runs import config_text, settings
 from agentic.strict import build
 
 
@@ -197,6 +198,21 @@ RND = {"section": "rnd", "tasks": ("walker_walk",), "collect": ("recipe=rnd",)}
 def test_settings_that_jobs_would_refuse_are_refused_before_any(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         check_settings(make_config(tmp_path, **changes))
+
+
+def test_finished_runs_of_other_settings_are_no_runs_of_this_row(tmp_path):
+    config = make_config(tmp_path, rows={"DT": ("method=dt",)}, tasks=("cartpole_swingup",))
+    job = train_jobs(config)[1]
+    run_dir = job.result.parent
+    run_dir.mkdir(parents=True)
+    values = OmegaConf.to_container(compose("train", list(job.settings)), resolve=True)
+    (run_dir / "config.yaml").write_text(config_text(settings(values, [])))
+    other = replace(config, overrides=("steps=6",), data_dir=str(tmp_path / "moved"))
+    check_settings(other)  # agentic-train refuses what is only begun
+    job.result.touch()
+    check_settings(replace(config, data_dir=str(tmp_path / "moved")))
+    with pytest.raises(ValueError, match=r"output: .*DT/seed7 is finished, with other settings"):
+        check_settings(other)
 
 
 def test_settings_that_jobs_take_are_no_matter(tmp_path):

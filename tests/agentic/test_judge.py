@@ -166,3 +166,10 @@ def test_methods_side_by_side(tmp_path, case):
     dt, bc = entries[2:4], entries[4:]
     assert dt[0]["reset"]["returns"] != dt[1]["reset"]["returns"]  # told another return
     assert bc[0]["reset"]["returns"] == bc[1]["reset"]["returns"]
+
+
+def test_targets_are_shown_as_they_are(tmp_path, case, capsys):
+    other = str(save_checkpoint(tmp_path / "s1.pt", seed=1))
+    checkpoints = [str(case.path), other]
+    _command(case, tmp_path / "out", checkpoint=checkpoints, target=["return:100", 1.0])
+    assert "target return:100: " in capsys.readouterr().out

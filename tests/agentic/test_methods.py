@@ -15,6 +15,7 @@ from training import make_trainer, run_trainer, scalars
 from agentic import checkpoint
 from agentic.budget import budget_of
 from agentic.cloning import BehaviourCloning
+from agentic.imitation import seed_micro_batch
 from agentic.model import AgenticTransformer
 from agentic.runs import config_text, model_spec, read_config, settings
 from benchmarks.memory_plan import random_store
@@ -103,6 +104,13 @@ def test_what_does_not_go_together_is_refused(overrides, words):
         _settings(*overrides)
 
 
+def test_the_baselines_number_no_trials():
+    numbered = ["tokens.trajectory_embedding=true", "trials=4"]
+    assert _settings("method=dt", *numbered).evaluation.trials == 4
+    with pytest.raises(ValueError, match="evaluation.trials: got 4, expected at most"):
+        _settings("method=at", "trajectories=2", *numbered)
+
+
 @pytest.mark.parametrize("method", ["bc", "dt"])
 def test_resumed_equals_straight_to_the_last_bit(method, tmp_path):
     straight = make_trainer(tmp_path / "straight", method=method)
@@ -189,3 +197,13 @@ def test_tokens_are_counted_across_an_interruption(tmp_path):
     assert resumed.step == 10  # two steps after the last line
     run_trainer(resumed)
     assert [line.get("train/tokens") for line in scalars(tmp_path / "run")] == whole
+
+
+def test_every_micro_batch_draws_its_own_and_again_the_same():
+    drawn = []
+    for seed, index in ((0, 1), (0, 2), (1, 1), (0, 1)):
+        seed_micro_batch(seed, index)
+        drawn.append(torch.rand(4))
+    assert torch.equal(drawn[0], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

@@ -68,6 +68,31 @@ def test_seeds_of_other_settings_are_left_out_and_said_so(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"relabel_mode": "state_only"}, {"stop": True}, {"remember": 1}, {"cache": "bf16"}],
+)
+def test_seeds_that_were_judged_otherwise_are_left_out(tmp_path, changes):
+    for seed in (0, 1, 2):
+        leave_run(tmp_path, "AT-4", KEPT, RESET, seed=seed, **(changes if seed == 0 else {}))
+    runs, (remark,) = find_runs(tmp_path / "runs")
+    assert [run.seed for run in runs] == [1, 2]
+    assert remark.startswith("left out: step/walker_walk/AT-4/seed0, whose settings")
+
+
+def test_the_first_target_counts_and_seeds_of_another_are_left_out(tmp_path):
+    for seed in (0, 1, 2):
+        path = leave_run(tmp_path, "AT-4", KEPT, RESET, seed=seed) / "results.json"
+        content = json.loads(path.read_text())
+        (entry,) = content["results"]
+        other = entry | {"target": entry["target"] | {"asked": "0.5x"}}
+        content["results"] = [other, entry] if seed == 0 else [entry, other]
+        path.write_text(json.dumps(content))
+    runs, (remark,) = find_runs(tmp_path / "runs")
+    assert [(run.seed, len(run.entries)) for run in runs] == [(1, 1), (2, 1)]
+    assert remark.startswith("left out: step/walker_walk/AT-4/seed0, whose settings")
+
+
 def test_a_seed_counts_once(tmp_path):
     leave_run(tmp_path, "AT-4", KEPT, RESET, place="a")
     leave_run(tmp_path, "AT-4", KEPT, RESET, place="b")

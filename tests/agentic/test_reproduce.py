@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from reports import leave_run
+
+from agentic.runs import config_text, settings
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 ROWS = "+rows={A:['chain.trajectories=1'],B:['chain.trajectories=2']}"
@@ -133,7 +137,12 @@ def test_a_failing_job_is_named_at_the_end_with_its_log(tmp_path, stubbed):
 
 
 def test_the_plan_runs_nothing_and_leaves_out_what_is_finished(tmp_path, cartpole_data):
-    leave_run(tmp_path / "out", "A", [[2, 6]], [[2, 4]], task="cartpole_swingup", seed=1)
+    one = [[2, 6]], [[2, 4]]
+    run_dir = leave_run(tmp_path / "out", "A", *one, task="cartpole_swingup", seed=1)
+    with initialize_config_module("configs", version_base="1.3"):
+        composed = compose("train", ["+experiment=small", "chain.trajectories=1"])
+    config = settings(OmegaConf.to_container(composed, resolve=True), [])
+    (run_dir / "config.yaml").write_text(config_text(config))
     done = _run(tmp_path, *TWO, "extra=[]", "output=out", "plan=true", "threads=3")
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
@@ -162,6 +171,7 @@ def test_the_plan_runs_nothing_and_leaves_out_what_is_finished(tmp_path, cartpol
         (["only=[XT]"], "only: got 'XT', expected rows of ['AT-16',"),
         (["tasks=[walker_fly]"], "task: got 'walker_fly'"),
         (["extra=[{section:x}]"], "extra.tasks: missing"),
+        (["overrides=['stepz=3']"], "rows: step/walker_stand/BC-10%: Could not override 'stepz'"),
         (["collect=['recipe=ppo']"], "recipe: got 'ppo'"),
         (
             ["report=true", "plan=false", "output=nowhere"],
@@ -205,10 +215,15 @@ def test_two_rows_and_two_seeds_from_data_to_report(tmp_path, cartpole_data):
     other = _run(tmp_path, *arguments, "report=true")
     assert other.returncode == 0
     assert "begins" not in other.stdout
+    changed = _run(tmp_path, *arguments, overrides.replace("steps=2'", "steps=3'"))
+    assert changed.returncode == 2
+    assert "A/seed0 is finished, with other settings than now" in changed.stderr
     # What was begun with other settings is refused by the job itself, and shown.
-    Path(tmp_path / "out/runs/step/cartpole_swingup/A/seed0/results.json").unlink()
+    for path in Path(tmp_path / "out/runs").rglob("results.json"):
+        path.unlink()
     changed = _run(tmp_path, *arguments, overrides.replace("steps=2'", "steps=3'"))
     assert changed.returncode == 1
-    (line,) = changed.stderr.splitlines()
+    assert len(changed.stderr.splitlines()) == 4
+    line = next(line for line in changed.stderr.splitlines() if "A/seed0" in line)
     assert "A/seed0: agentic-train: error: run_dir: " in line
     assert "holds a run with other settings" in line
