@@ -35,7 +35,8 @@ class Section:
     tasks: tuple[str, ...]
     rows: Rows | None = None  # none: the main table's
     overrides: tuple[str, ...] = ()  # of all its jobs
-    collect: tuple[str, ...] = ()  # settings of agentic-collect; none: the task's own recipe
+    # settings of agentic-collect; empty: the task's own recipe; none: the data are there
+    collect: tuple[str, ...] | None = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class ReproduceConfig:
     seeds: tuple[int, ...]
     overrides: tuple[str, ...]  # of all jobs, before those of their section and row
     only: tuple[str, ...] | None  # rows of these names alone
-    collect: tuple[str, ...]
+    collect: tuple[str, ...] | None
     extra: tuple[Section, ...]
     data_dir: str
     output: str
@@ -136,6 +137,8 @@ def data_jobs(config: ReproduceConfig) -> list[Job]:
     """
     jobs: dict[str, Job] = {}
     for section in config.sections:
+        if section.collect is None:
+            continue
         for task in section.tasks if _rows(config, section) else ():
             asked = _collect_config(task, section.collect)
             name = _data_name(task, asked)
@@ -163,7 +166,7 @@ def train_jobs(config: ReproduceConfig) -> list[Job]:
     All rows of the first seed on all tasks come first: an early end leaves whole tables.
     """
     placed = [
-        (section, task, _data_name(task, _collect_config(task, section.collect)))
+        (section, task, _needed(task, section))
         for section in config.sections
         for task in section.tasks
     ]
@@ -194,17 +197,28 @@ def check_settings(config: ReproduceConfig) -> None:
             told = train_settings(values, [])  # type: ignore[arg-type]
         except (ValueError, HydraException, OmegaConfBaseException) as error:
             raise ValueError(f"rows: {place}: {error}") from error
-        read = told.algorithms or (told.task.collect.recipe,)
-        asked = collected[str(job.needs)]
-        assert isinstance(asked, CollectConfig)
+        _check_data(place, told, None if job.needs is None else collected[job.needs])
         assert isinstance(job.result, Path)
-        if asked.recipe not in {name.partition(":")[0] for name in read}:
-            raise ValueError(
-                f"algorithms: got {list(read)} in {place}, expected {asked.recipe!r} among them, "
-                "which is collected for it"
-            )
         for seed in config.seeds:
             _check_finished(job.result.parent.with_name(f"seed{seed}"), told)
+
+
+def _check_data(place: str, told: TrainConfig, collected: Path | CollectConfig | None) -> None:
+    """Raises ValueError where a row reads other data than are made for it."""
+    if collected is None:
+        if told.algorithms is None:
+            raise ValueError(
+                f"algorithms: got null in {place}, expected the data that are there, e.g. "
+                "[rnd:first_1M], since collect=null makes none"
+            )
+        return
+    assert isinstance(collected, CollectConfig)
+    read = told.algorithms or (told.task.collect.recipe,)
+    if collected.recipe not in {name.partition(":")[0] for name in read}:
+        raise ValueError(
+            f"algorithms: got {list(read)} in {place}, expected {collected.recipe!r} among them, "
+            "which is collected for it; collect=null where the data are there"
+        )
 
 
 def _check_finished(run_dir: Path, told: TrainConfig) -> None:
@@ -220,7 +234,7 @@ def _check_finished(run_dir: Path, told: TrainConfig) -> None:
 
 
 def _train_job(
-    config: ReproduceConfig, section: Section, task: str, row: str, seed: int, needs: str
+    config: ReproduceConfig, section: Section, task: str, row: str, seed: int, needs: str | None
 ) -> Job:
     assert section.rows is not None
     name = f"{section.section}/{task}/{row}/seed{seed}"
@@ -246,6 +260,13 @@ def _train_job(
 
 def _rows(config: ReproduceConfig, section: Section) -> list[str]:
     return [name for name in section.rows or () if config.only is None or name in config.only]
+
+
+def _needed(task: str, section: Section) -> str | None:
+    """Name of the job that collects the task's data."""
+    if section.collect is None:
+        return None
+    return _data_name(task, _collect_config(task, section.collect))
 
 
 def _data_name(task: str, asked: CollectConfig) -> str:

@@ -220,3 +220,12 @@ def test_settings_that_jobs_take_are_no_matter(tmp_path):
     check_settings(make_config(tmp_path, extra=(sound,), overrides=("+experiment=paper",)))
     values = OmegaConf.to_container(compose("reproduce"), resolve=True)
     check_settings(build(ReproduceConfig, values))
+
+
+def test_data_that_are_there_are_not_collected_and_must_be_named(tmp_path):
+    config = make_config(tmp_path, collect=None)
+    assert data_jobs(config) == []
+    assert {job.needs for job in train_jobs(config)} == {None}
+    with pytest.raises(ValueError, match=r"algorithms: got null in main/cartpole_swingup/DT"):
+        check_settings(config)
+    check_settings(replace(config, overrides=("algorithms=[proto:even_10%]",)))
