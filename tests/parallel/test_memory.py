@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.memory_plan import compare, layers_step, model_step
+from benchmarks.memory_plan import chain_settings, compare, layers_step, model_plan, model_step
 from parallel import LAYERS, BlockSettings, LayerSize, Scope, TransformerLayer
 from parallel.memory import LAYER_BYTES, Batch, Stack, longest, plan
 
@@ -17,6 +17,12 @@ def _stack(kind, recompute=False, precision="fp32", width=64, heads=1, layers=2,
 def _is_near(step_and_plan):
     found = compare(*step_and_plan)
     assert 0.85 < found["ratio"] < 1.15, found
+
+
+def _training_is_near(kind, recompute, precision, trajectories, episode_steps, **more):
+    size = {"trajectories": trajectories, "episode_steps": episode_steps}
+    settings = chain_settings(kind, recompute, precision, **size) | more
+    _is_near((model_step(**size, **settings), model_plan(**size, **settings)))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -47,9 +53,7 @@ def test_plan_with_dropout(kind):
 def test_plan_of_a_training_step_is_near_the_peak(kind, recompute, precision, layout):
     steps = 512 if layout == "interleaved" else 2048
     more = {"tokens.layout": layout, "chain.loss_on": "last", "model.layers": 2}
-    _is_near(
-        model_step(kind, recompute, precision, trajectories=2, episode_steps=steps // 2, **more)
-    )
+    _training_is_near(kind, recompute, precision, 2, steps // 2, **more)
 
 
 @pytest.mark.slow
@@ -61,7 +65,7 @@ def test_plan_of_a_training_step_is_near_the_peak(kind, recompute, precision, la
     [("vanilla", 16384)] + [(k, n) for k in LAYERS if k != "vanilla" for n in (16384, 65536)],
 )
 def test_plan_of_long_contexts(kind, tokens, recompute, precision):
-    _is_near(model_step(kind, recompute, precision, trajectories=4, episode_steps=tokens // 16))
+    _training_is_near(kind, recompute, precision, 4, tokens // 16)
 
 
 def test_every_kind_has_a_plan():
