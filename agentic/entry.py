@@ -1,6 +1,7 @@
 """What every command shares: hydra in front, one clear line for the user when something is off."""
 
 import os
+import select
 import signal
 import sys
 import time
@@ -79,7 +80,10 @@ def _told(command: str) -> Iterator[None]:
     """Ends the process with one line for errors that are the user's to mend."""
     try:
         yield
+        sys.stdout.flush()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            sys.exit(128 + signal.SIGPIPE)
         _end(2, f"{command}: error: {_one_line(error)}", by_all=dist.is_initialized())
     except PeerLost as error:
         _end(3, f"{command}: error: {_one_line(error)}", by_all=True)
@@ -89,6 +93,17 @@ def _told(command: str) -> Iterator[None]:
         _end(128 + signal.SIGTERM, f"{command}: terminated")
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, f"{command}: interrupted")
+
+
+def _unread() -> bool:
+    """Whether the reader of the output has seen enough, as `| head` has; the rest goes nowhere."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _end(code: int, told: str, *, by_all: bool = False) -> NoReturn:
@@ -123,7 +138,8 @@ def _unknown_task(name: str) -> str:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror}"
     if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group == "task":

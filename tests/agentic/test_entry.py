@@ -144,3 +144,37 @@ def test_only_training_runs_in_several_processes(of_two, capsys):
         "agentic-data: error: torchrun: got 2 processes, expected agentic-data in one; "
         "WORLD_SIZE is set\n"
     )
+
+
+PRINTS = """
+from agentic.entry import run
+
+
+def task(values):
+    for line in range(100_000):
+        print(line)
+
+
+run("agentic-train", "train", task)
+"""
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path):
+    (tmp_path / "script.py").write_text(PRINTS)
+    command = f"{sys.executable} {tmp_path / 'script.py'} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    root = str(Path(entry.__file__).parent.parent)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "141"], "")
+
+
+def test_a_broken_pipe_of_something_else_is_told(capfd):
+    with pytest.raises(SystemExit) as ended, entry._told("agentic-train"):
+        raise BrokenPipeError(32, "Broken pipe")
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == "agentic-train: error: Broken pipe\n"
