@@ -214,8 +214,7 @@ def print_start(
         table.add_row("layer", _layer(config, trainer, sequences, sequence))
     table.add_row(
         "observations per step" if cloning else "tokens per step",
-        f"{sequences * sequence * config.optimizer.accumulate:,} "
-        f"({sequences} x {sequence:,}, accumulated {config.optimizer.accumulate} times)",
+        _tokens(config, model.spec, sequences, sequence),
     )
     table.add_row("windows", _windows(config, model.spec))
     if budget is None:
@@ -235,6 +234,16 @@ def print_start(
     if trainer.world.size > 1:
         table.add_row("processes", _processes(config, trainer))
     console.print(table)
+
+
+def _tokens(config: TrainConfig, spec: ModelSpec, sequences: int, sequence: int) -> str:
+    """Tokens of an optimiser step: of whole chains, where there are any, or of windows."""
+    accumulate, chain = config.optimizer.accumulate, config.chain
+    if config.context_steps is None and chain.window_share == 1:
+        most = max(chain.window_steps, chain.window_batch) * spec.tokens_per_step
+        return f"up to {most * accumulate:,}, in windows (accumulated {accumulate} times)"
+    tokens = sequences * sequence * accumulate
+    return f"{tokens:,} ({sequences} x {sequence:,}, accumulated {accumulate} times)"
 
 
 def _windows(config: TrainConfig, spec: ModelSpec) -> str:

@@ -104,6 +104,7 @@ def test_start_table_tells_the_plan(tmp_path):
     memory = budget.plan()
     for size in (memory.parameters, memory.activations, budget.machine):
         assert gib(size) in told
+    assert "up to 1,500, in windows (accumulated 1 times)" in told
     for word in ("cpu flash", "queries", "blockwise, recompute", "trajectories"):
         assert word in told
     assert budget.parameters == trainer.model.parameter_count()
