@@ -93,7 +93,7 @@ class Trainer:
             lr=config.optimizer.learning_rate,
             betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
             weight_decay=config.optimizer.weight_decay,
-            fused=True,  # one pass over all parameters, an eighth of the time on a CPU
+            fused=True,  # one pass over each parameter
         )
         sampler = ChainSampler(
             store,
