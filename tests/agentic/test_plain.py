@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ HEAD = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION}
 def read(content):
     """All that is done with a checkpoint before its model acts."""
     state = checkpoint.read(content, "a.pt")
+    checkpoint.check_fit("checkpoint: a.pt", state)
     checkpoint.restore_model(state, torch.device("cpu"))
     return state
 
@@ -148,16 +150,12 @@ def _bomb():
     return bomb
 
 
-def _deep():
-    deep = []
-    for _ in range(900):
-        deep = [deep]
-    return deep
-
-
-@pytest.mark.parametrize("nested", [_knot(), _bomb(), _deep(), {"x": [_knot(), _bomb()]}])
+@pytest.mark.parametrize("nested", [_knot(), _bomb(), {"x": [_knot(), _bomb()]}, "deep"])
 def test_what_holds_itself_is_refused(nested, state):
-    content = _with_pickle(checkpoint.packed(state), pickle.dumps(nested, protocol=2))
+    pickled = pickle.dumps(nested, protocol=2)
+    if nested == "deep":
+        pickled = b"\x80\2" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"."
+    content = _with_pickle(checkpoint.packed(state), pickled)
     _refused(content, "it holds itself, or something many times")
 
 
@@ -170,10 +168,19 @@ def test_other_types_are_refused(value, state):
     _refused(seal.sealed(buffer.getvalue()), "damaged or not a checkpoint")
 
 
+class Attributed:
+    """Is pickled as an OrderedDict whose methods are hidden."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def __reduce__(self):
+        hidden = dict.fromkeys(("items", "keys", "values", "get", "__iter__"), 5)
+        return OrderedDict, (), hidden, None, iter(self.content.items())
+
+
 def test_attributes_of_an_ordered_dict_do_nothing(state):
-    model = state["model"].copy()
-    model.items = model.keys = model.get = 5
-    again = read(checkpoint.packed(state | {"model": model}))
+    again = read(checkpoint.packed(state | {"model": Attributed(state["model"])}))
     assert again["model"].keys() == state["model"].keys()
 
 
@@ -206,7 +213,7 @@ def _changes():
     """(path to a value, another value, what is said)."""
     nan = float("nan")
     for name in ("step", "rolled"):
-        for value in ("3", -1, 1.0, None, True, [], 10**30 * [0][:0]):
+        for value in ("3", -1, 1.0, None, True, []):
             yield (name,), value, name
     for value in ([], "x", 1, {}, {"score": "x", "step": 1}, {"score": nan, "step": 1}, {"a": 1}):
         yield ("best",), value, "best"
@@ -247,8 +254,11 @@ def test_wrong_types_at_every_key_are_refused_by_name(state):
     assert len(changes) > 100
     for path, value, told in changes:
         _refused(checkpoint.packed(_changed(state, path, value)), f"({told})")
-    for key in HEAD.keys() | state.keys():
-        _refused(checkpoint.packed({k: v for k, v in state.items() if k != key}), key[:4])
+    for key in state:
+        told = {"format": "not a checkpoint", "version": "has version None"}.get(
+            key, f"lacks.*{key}"
+        )
+        _refused(checkpoint.packed({k: v for k, v in state.items() if k != key}), told)
     moments = state["optimizer"]["state"]
     _refused(checkpoint.packed(_changed(state, ("optimizer", "state", -1), moments[0])), "got -1")
 
@@ -327,7 +337,7 @@ def test_many_mutations_in_bounded_memory():
         "torch.set_num_threads(1)\n"
         "test_plain._fuzz(20, seed=1)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "print(*test_plain._fuzz(20000, seed=2))\n"
+        "print(*test_plain._fuzz(6000, seed=2))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     here = Path(__file__)
@@ -339,5 +349,5 @@ def test_many_mutations_in_bounded_memory():
     )
     assert run.returncode == 0, run.stderr
     counts, kibibytes = run.stdout.splitlines()
-    assert sum(map(int, counts.split())) == 20000
+    assert sum(map(int, counts.split())) == 6000
     assert int(kibibytes) < 64 * 1024
