@@ -246,7 +246,7 @@ def _changes():
 def _changed(tree, path, value):
     if not path:
         return value
-    return tree | {path[0]: _changed(tree[path[0]], path[1:], value)}
+    return tree | {path[0]: _changed(tree.get(path[0]), path[1:], value)}
 
 
 def test_wrong_types_at_every_key_are_refused_by_name(state):
