@@ -164,7 +164,7 @@ def packed(state: dict[str, Any]) -> bytes:
     """What a file holds; `read` reads it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return sealed(buffer.getvalue())
+    return sealed(buffer)
 
 
 def exists(path: Path) -> bool:
