@@ -152,7 +152,8 @@ def import_dataset(source: str, spec: TaskSpec, data_dir: Path, algorithm: str) 
             where = f"source: {source}, episode {index}"
             path = partial / f"episode_{index:06d}_{spec.episode_steps}.npz"
             write_episode(path, _episode(recorded, spec, where))
-            parse_episode(path, where, spec)  # all that makes an episode unfit is told here
+            with open(path, "rb") as file:
+                parse_episode(file, where, spec)  # all that makes an episode unfit is told here
     return episode_files(directory)
 
 
