@@ -18,7 +18,7 @@ from minari.dataset.minari_storage import METADATA_FILE_NAME
 from tqdm import tqdm
 
 from agentic.episodes import most_bytes
-from agentic.plain import parse_json, read_json
+from agentic.texts import parse_json, read_json
 from envs import TaskSpec
 
 FILE = "main_data.hdf5"

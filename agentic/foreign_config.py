@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 
 from agentic.interpolation import check_calls
-from agentic.plain import read_yaml
+from agentic.texts import read_yaml
 
 JOBS = 10_000  # of a sweep
 _OF_HYDRA = ("hydra.run", "hydra.output_subdir", "hydra.sweep", "hydra.launcher")
