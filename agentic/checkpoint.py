@@ -2,38 +2,41 @@
 
 Keys: format, version, step, spec (ModelSpec), config (TrainConfig), data (number and quantiles of
 the episodes), model, averaged (the weights that act), optimizer, best (the best rollout
-so far, or None). The order of the data needs no state of its own: `ChainSampler` is a pure
-function of seed and step.
+so far, or None), and where the clocks and the data stand (`schema`).
 
 One process writes a file, `step_000000300.pt`. A cube of several writes a directory,
 `step_000000300`, with the tensors in parts (`sharded`) and the rest in its `state.pt`, which makes
 it a checkpoint: it is written last, replaced in one go, and removed first.
+
+A file has its checksum inside (`seal`), and `state.pt` also those of the files beside it; they are
+compared before anything else is done with what was read.
 """
 
 import hashlib
 import io
-import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from agentic import sharded
+from agentic import migrations, plain, schema, sharded
 from agentic.episodes import write_atomically
 from agentic.layout import Layout, changed
 from agentic.methods import fresh_model
+from agentic.migrations import VERSION
 from agentic.model import InUnits, ModelSpec
+from agentic.seal import Damaged, is_sealed, sealed
 from agentic.strict import build
-from parallel import shards
 from parallel.mesh import CUBE
 
 FORMAT = "agentic-transformer"
-VERSION = 1
 BEST = "best.pt"
 STATE = "state.pt"  # what makes a directory a checkpoint
 STEP = "step_" + 9 * "[0-9]"
-KEYS = ("step", "spec", "config", "data", "model", "averaged", "optimizer", "best")
+_LONGEST = 500  # characters of a reason; a foreign file can hold texts of any length
 
 
 def save(path: Path, state: dict[str, Any], layout: Layout | None = None) -> None:
@@ -62,33 +65,106 @@ def save(path: Path, state: dict[str, Any], layout: Layout | None = None) -> Non
         _save_file(path, changed(state, layout.whole))
 
 
-def load(path: Path, layout: Layout | None = None) -> dict[str, Any]:
+def load(
+    path: Path, layout: Layout | None = None, model: nn.Module | None = None
+) -> dict[str, Any]:
     """Reads a file or a directory; never unpickles anything but plain types and tensors.
+
+    Each of several processes compares the checksums of all files for itself: it reads the whole,
+    of which it keeps its parts.
 
     Args:
         path: of a checkpoint that any number of processes has written.
         layout: of this process, which then gets its parts; None: the whole, on the CPU.
+        model: that the state is for, with this process's parts; None: any.
 
     Raises:
-        ValueError: no such checkpoint, a damaged one, one of another version or of another model.
+        Damaged: it is not what was written.
+        ValueError: no such checkpoint, one of another version or of another model.
     """
-    return _filled(path, _plain(path, _content(path)), layout)
+    state = _checked(path, _content(path))
+    _check_files(path, state)
+    state = _filled(path, state, layout)
+    if model is not None:
+        try:
+            schema.check_fit(state, model)
+        except ValueError as error:
+            raise ValueError(f"checkpoint: {path}: {_short(error)}") from error
+    return state
 
 
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
-    """The whole, and the SHA-256 of the bytes that were read.
+    """The whole, which fits its own specification, and the SHA-256 of the bytes that were read.
 
     Of a directory: of `state.pt` and its other files, one after the other by name.
+
+    Raises:
+        Damaged: it is not what was written; says which other checkpoint its run has.
+        ValueError: as `load`.
     """
     content = _content(path)
     digest = hashlib.sha256(content)
-    state = _plain(path, content)
-    if sharded.TENSORS in state:
-        for part in shards.files(sharded.tensors_of(path, state)):
-            with open(part, "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-    return _filled(path, state, None), digest.hexdigest()
+    try:
+        state = _checked(path, content)
+        _check_files(path, state, digest.update)
+    except Damaged as error:
+        others = [place for place in step_files(path.parent.parent) if place != path]
+        there = f"; the newest other one is {others[-1]}" if others else ""
+        raise Damaged(f"{error}{there}") from error
+    state = _filled(path, state, None)
+    _check_own_fit(f"checkpoint: {path}", state)
+    return state, digest.hexdigest()
+
+
+def verify(path: Path) -> None:
+    """Raises Damaged, or another ValueError, where `load` would; makes nothing of the values."""
+    _check_files(path, _checked(path, _content(path)))
+
+
+def read(content: bytes, name: str) -> dict[str, Any]:
+    """The state that a file holds, checked and in today's form.
+
+    Args:
+        content: of a file or of a directory's `state.pt`, whoever made it. Takes no more memory
+            than a few times its length.
+        name: for messages.
+
+    Raises:
+        Damaged: it is not what was written.
+        ValueError: it is not a checkpoint that this version of the software knows.
+    """
+    try:
+        whole = is_sealed(content)
+    except Damaged as error:
+        raise Damaged(f"checkpoint: {name} is damaged: {error}") from error
+    try:
+        state = plain.load(content)
+    except ValueError as error:
+        told = f"checkpoint: {name} is damaged or not a checkpoint ({_short(error)})"
+        raise (ValueError if whole else Damaged)(told) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"checkpoint: {name} is not a checkpoint of this software")
+    try:
+        older = state.get("version") == 1
+        state = migrations.state(state)
+    except ValueError as error:
+        raise ValueError(f"checkpoint: {name} {_short(error)}") from error
+    if not older and not whole:
+        raise Damaged(f"checkpoint: {name} is damaged: it has no checksum")
+    missing = [key for key in schema.KEYS if key not in state]
+    if missing:
+        raise ValueError(f"checkpoint: {name} lacks {missing}")
+    try:
+        return schema.check(state)
+    except ValueError as error:
+        raise ValueError(f"checkpoint: {name}: {_short(error)}") from error
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    """What a file holds; `read` reads it."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return sealed(buffer.getvalue())
 
 
 def exists(path: Path) -> bool:
@@ -118,7 +194,7 @@ def step_files(run_dir: Path) -> list[Path]:
 
 
 def newest(run_dir: Path) -> Path:
-    """The checkpoint to resume from.
+    """The newest one, sound or not; see `recovery.newest_sound`.
 
     Raises:
         ValueError: the run has none.
@@ -153,12 +229,9 @@ def restore_model(state: dict[str, Any], device: torch.device) -> InUnits:
     Raises:
         ValueError: the parameters do not fit the specification beside them.
     """
-    model = fresh_model(build(ModelSpec, state["spec"], "checkpoint.spec"))
-    try:
-        model.load_state_dict(state["averaged"])
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"checkpoint: parameters of another size ({reason})") from error
+    _check_own_fit("checkpoint", state)
+    model = fresh_model(build(ModelSpec, state["spec"]))
+    model.load_state_dict(state["averaged"])
     return model.to(device).eval()
 
 
@@ -168,7 +241,7 @@ def _directory(path: Path) -> Path:
 
 
 def _save_file(path: Path, state: dict[str, Any]) -> None:
-    write_atomically(path, _packed(state))
+    write_atomically(path, packed(state))
     _tidy(path, _directory(path))
 
 
@@ -176,7 +249,7 @@ def _save_directory(path: Path, state: dict[str, Any], layout: Layout) -> None:
     directory = _directory(path)
 
     def commit(rest: dict[str, Any]) -> None:
-        write_atomically(directory / STATE, _packed(rest))
+        write_atomically(directory / STATE, packed(rest))
         for old in directory.iterdir():
             if old.name not in (STATE, rest[sharded.TENSORS]):
                 remove(old)
@@ -194,12 +267,6 @@ def _tidy(path: Path, other: Path) -> None:
             remove(place)
 
 
-def _packed(state: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
 def _content(path: Path) -> bytes:
     if not exists(path):
         raise ValueError(
@@ -209,27 +276,38 @@ def _content(path: Path) -> bytes:
     return (path / STATE if path.is_dir() else path).read_bytes()
 
 
-def _plain(path: Path, content: bytes) -> dict[str, Any]:
+def _checked(path: Path, content: bytes) -> dict[str, Any]:
     """What the file says, or `state.pt` of the directory."""
-    try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        # torch's own words would advise to unpickle it.
-        raise ValueError(
-            f"checkpoint: {path} is damaged or not a checkpoint ({type(error).__name__})"
-        ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"checkpoint: {path} is not a checkpoint of this software")
-    if state.get("version") != VERSION:
-        raise ValueError(
-            f"checkpoint: {path} has version {state.get('version')}, expected {VERSION}"
-        )
-    missing = [key for key in KEYS if key not in state]
-    if missing:
-        raise ValueError(f"checkpoint: {path} lacks {missing}")
+    state = read(content, str(path))
     if path.is_dir() != (sharded.TENSORS in state):
         raise ValueError(f"checkpoint: {path} is only a part of one, expected its directory")
     return state
+
+
+def _check_files(
+    path: Path, state: dict[str, Any], seen: Callable[[bytes], None] = lambda _: None
+) -> None:
+    """Compares the files beside a directory's state with it."""
+    if sharded.TENSORS in state:
+        try:
+            sharded.check(path, state, seen)
+        except Damaged as error:
+            raise Damaged(f"checkpoint: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"checkpoint: {error}") from error
+
+
+def _check_own_fit(name: str, state: dict[str, Any]) -> None:
+    """That the weights and moments are those of the specification beside them."""
+    try:
+        schema.check_fit(state, schema.empty_model(state))
+    except ValueError as error:
+        raise ValueError(f"{name}: {_short(error)}") from error
+
+
+def _short(error: ValueError) -> str:
+    """What it says, in one line."""
+    return " ".join(str(error).split())[:_LONGEST]
 
 
 def _filled(path: Path, state: dict[str, Any], layout: Layout | None) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def _tell(
 def _about(case: Case) -> dict[str, Any]:
     """Which model, trained and judged how."""
     trained, config = case.state["config"], case.config
-    learned = _learned(trained)
+    learned = asdict(replace(build(TrainConfig, trained).learning, seed=0))
     return {
         "checkpoint": str(case.path),
         "checkpoint_step": case.state["step"],
@@ -297,16 +297,6 @@ def _about(case: Case) -> dict[str, Any]:
     }
 
 
-def _learned(trained: dict[str, Any]) -> dict[str, Any]:
-    """A run's settings, less its seed and what changes nothing of what is learned."""
-    chain, older = dict(trained["chain"]), {}
-    if "window_fraction" in chain:  # a recipe of windows that is no longer there to train by
-        older = {"window_fraction": chain.pop("window_fraction")}
-        chain["window_batch"] = chain["window_steps"]
-    config = build(TrainConfig, trained | {"chain": chain})
-    return asdict(replace(config.learning, seed=0)) | older
-
-
 def _target(state: dict[str, Any], task: str, asked: float | str) -> float:
     return target_return(asked, _quantiles(state, task), _returns(state, task))
 
@@ -317,5 +307,5 @@ def _quantiles(state: dict[str, Any], task: str) -> dict[str, float]:
 
 def _returns(state: dict[str, Any], task: str) -> np.ndarray | None:
     """All returns of the dataset; None in checkpoints from before they were kept there."""
-    returns: torch.Tensor | None = state["data"].get("returns")
+    returns: torch.Tensor | None = state["data"]["returns"]
     return None if returns is None else returns[state["spec"]["tasks"].index(task)].numpy()

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from agentic import checkpoint
+from agentic import checkpoint, migrations
 from agentic.budget import VARIANTS, Budget, gib
 from agentic.config import TrainConfig
 from agentic.episodes import write_atomically
@@ -134,7 +134,7 @@ def config_text(config: TrainConfig) -> str:
 
 
 def read_config(run_dir: Path) -> TrainConfig:
-    """The settings of an existing run.
+    """The settings of an existing run, those of an older version's in today's form.
 
     Raises:
         ValueError: there are none, or they are damaged.
@@ -147,7 +147,7 @@ def read_config(run_dir: Path) -> TrainConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"resume: {path} is not yaml ({error})") from error
     try:
-        return build(TrainConfig, values)
+        return build(TrainConfig, migrations.settings(values)[0])
     except ValueError as error:
         raise ValueError(f"resume: {path} is damaged: {error}") from error
 

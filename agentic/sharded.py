@@ -3,9 +3,10 @@
 The state is that of one process, but its weights and moments lie on the device "meta": they have
 shape and type of the serial model's and no values. Those are in a folder of safetensors files, one
 per process, that the state names. A new state gets a folder of another name, so that the old one
-keeps its own until the new one is in its place.
+keeps its own until the new one is in its place. The state holds the checksum of every file.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -16,11 +17,13 @@ import torch
 from torch import Tensor
 
 from agentic.layout import Layout, Place, changed, name
+from agentic.seal import Damaged, digest_of
 from parallel import shards
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE
 
 TENSORS = "tensors"  # the key of the folder's name, which is this with a number
+DIGESTS = "digests"  # the key of the checksums, by the files' names
 
 
 def write(
@@ -57,12 +60,12 @@ def write(
 
     rest = {**changed(state, described), TENSORS: folder.name}
 
-    def finish() -> None:
+    def finish(digests: dict[str, str]) -> None:
         _sync(folder)
         _sync(directory)
-        commit(rest)
+        commit(rest | {DIGESTS: digests})
 
-    shards.write(folder, tensors, mesh, finish)
+    shards.write(folder, tensors, mesh, digest_of, finish)
 
 
 def read(directory: Path, state: dict[str, Any], layout: Layout | None) -> dict[str, Any]:
@@ -104,11 +107,41 @@ def read(directory: Path, state: dict[str, Any], layout: Layout | None) -> dict[
             )
         return part
 
-    full = changed({key: value for key, value in state.items() if key != TENSORS}, made)
+    rest = {key: value for key, value in state.items() if key not in (TENSORS, DIGESTS)}
+    full = changed(rest, made)
     if found:
         raise ValueError(f"{folder} has {sorted(found)}, which the state beside it does not know")
     shards.read(folder, targets)
     return full
+
+
+def check(directory: Path, state: dict[str, Any], seen: Callable[[bytes], None]) -> None:
+    """Compares the files of the tensors with their checksums.
+
+    Args:
+        directory: where the state lies.
+        state: its part without values; has None for the checksums where it is of version 1.
+        seen: takes the files' bytes, in the order of their names.
+
+    Raises:
+        Damaged: a file is another, is missing, or is one too many.
+        ValueError: the state does not say what there should be.
+    """
+    folder, told = tensors_of(directory, state), state.get(DIGESTS, "")
+    files = shards.files(folder)
+    if not isinstance(told, dict | None):
+        raise ValueError(f"{directory} has no checksums, expected one of every file")
+    if told is not None:
+        for name in sorted(told.keys() ^ {path.name for path in files}):
+            raise Damaged(f"{folder} {'lacks' if name in told else 'has a foreign'} {name}")
+    for path in files:
+        found = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+                seen(block)
+        if told is not None and found.hexdigest() != told[path.name]:
+            raise Damaged(f"{path} is damaged: its checksum is another")
 
 
 def tensors_of(directory: Path, state: dict[str, Any]) -> Path:

@@ -1,5 +1,6 @@
 """Plain values (hydra's yaml, a checkpoint's settings, json) into dataclasses, strictly."""
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -53,8 +54,9 @@ def _convert(hint: Any, value: object, field: str) -> Any:
             kind = get_args(hint)[1]
             return {key: _convert(kind, item, f"{field}.{key}") for key, item in value.items()}
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
+        with contextlib.suppress(OverflowError):  # of an int that no float holds
+            if math.isfinite(value):
+                return float(value)
     elif type(value) is hint:
         return value
     raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")

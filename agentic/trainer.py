@@ -23,7 +23,9 @@ from agentic.imitation import Imitation, clip_gradients, ended, learning_rate, s
 from agentic.interrupt import Interrupt
 from agentic.layout import Layout, changed
 from agentic.metrics import MetricLog, peak_memory
+from agentic.migrations import MIGRATED
 from agentic.model import AgenticTransformer, InUnits
+from agentic.recovery import newest_sound
 from agentic.sampler import ChainSampler
 from agentic.selecting import score_of, trial_scalars
 from agentic.store import EpisodeStore
@@ -153,7 +155,7 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint of this very run.
+        """Goes on from a checkpoint of this very run, as `checkpoint.load` returns it.
 
         Raises:
             ValueError: the data or the settings are not those of the checkpoint.
@@ -163,7 +165,6 @@ class Trainer:
                 f"data_dir: got {self.store.episodes} episodes, expected the same data as before "
                 f"({state['data']['episodes']} episodes); their returns differ"
             )
-        # Settings that are newer than the checkpoint have their defaults there.
         before = build(TrainConfig, state["config"])
         given, own = asdict(self.config.learning), asdict(before.learning)
         changed = [k for k in given if given[k] != own[k]]
@@ -174,23 +175,29 @@ class Trainer:
             )
         self.step = state["step"]
         self.best = state["best"]
-        # Checkpoints from before these were kept: nothing is repeated.
-        self.rolled = state.get("rolled", self.step)
-        self.spent, self.spent_rolling, self.last_rollout = state.get("spent", (0.0, 0.0, 0.0))
-        self.updated = list(state.get("updated", (0.0, 0)))
+        self.rolled = state["rolled"]
+        self.spent, self.spent_rolling, self.last_rollout = state["spent"]
+        self.updated = list(state["updated"])
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
         self.averaged.n_averaged.fill_(self.step)
-        self.optimizer.load_state_dict(state["optimizer"])
-        # Checkpoints from before there was a stream had taken so many.
-        taken = self.step * self.config.optimizer.accumulate
-        self.stream.load_state_dict(state.get("stream", {"position": taken}))
+        # Rates and the like are the settings'; only the moments are the checkpoint's.
+        moments = {"state": state["optimizer"]["state"]}
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | moments)
+        self.stream.load_state_dict(state["stream"])
         self.saved = self.step
 
     def resume(self) -> Path:
-        """Goes on from the run's newest checkpoint; where it lies."""
-        path = Path(self.world.on_main(lambda: str(checkpoint.newest(self.run_dir))))
-        self.load_state(checkpoint.load(path, self.layout))
+        """Goes on from the run's newest sound checkpoint; where it lies.
+
+        Raises:
+            ValueError: there is none, or it is of other data, settings or software.
+        """
+        path = Path(self.world.on_main(lambda: str(newest_sound(self.run_dir, self._say))))
+        state = checkpoint.load(path, self.layout, self.model)
+        for told in state[MIGRATED]:
+            self._say(f"{path.name} is of an older version: {told}")
+        self.load_state(state)
         return path
 
     def train(self, log: MetricLog | None, *, progress: bool = True) -> signal.Signals | None:

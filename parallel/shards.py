@@ -14,8 +14,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import (
+    Metadata,
+    SavePlan,
+    SavePlanner,
+    TensorStorageMetadata,
+)
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from parallel.mesh import CUBE, CubeMesh
 
@@ -23,21 +29,37 @@ SUFFIX = ".safetensors"
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Lets the first process finish when all have written; what it raises, all raise."""
+    """Lets the first process finish when all have written; what it raises, all raise.
 
-    def __init__(self, folder: Path, finish: Callable[[], None]) -> None:
+    What the processes say of their writing, which goes to the first, are their files' digests.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        digest: Callable[[Path], str],
+        finish: Callable[[dict[str, str]], None],
+    ) -> None:
         super().__init__(str(folder), save_distributed=True)
-        self._finish = finish
+        self._folder, self._digest, self._finish = folder, digest, finish
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
+        written = super().write_data(plan, planner).wait()
+        names = sorted({result.storage_data.relative_path for result in written})
+        told: Future = Future()
+        told.set_result([(name, self._digest(self._folder / name)) for name in names])
+        return told
 
     def finish(self, metadata: Metadata, results: list) -> None:
-        self._finish()
+        self._finish(dict(itertools.chain.from_iterable(results)))
 
 
 def write(
     folder: Path,
     tensors: Mapping[str, DTensor],
     mesh: CubeMesh,
-    finish: Callable[[], None] = lambda: None,
+    digest: Callable[[Path], str],
+    finish: Callable[[dict[str, str]], None],
 ) -> None:
     """Writes the tensors of one cube, all of whose processes call it.
 
@@ -45,8 +67,9 @@ def write(
         folder: new or empty.
         tensors: with the same names everywhere; no two of them share memory.
         mesh: the cube.
+        digest: of a file; every process computes those of the files that it has written.
         finish: called by the first process alone, once every part is on disk and before any process
-            returns.
+            returns; with all digests by the files' names.
 
     Raises:
         OSError: a process could not write, or `finish` failed; all raise it.
@@ -56,7 +79,7 @@ def write(
         with mesh.guard(CUBE):
             dcp.save(
                 dict(tensors),
-                storage_writer=_Writer(folder, finish),
+                storage_writer=_Writer(folder, digest, finish),
                 process_group=mesh.group(CUBE),
             )
     except dcp.CheckpointException as error:

@@ -1,7 +1,7 @@
 """A small training on made-up data, for tests of the trainer and of what runs beside it."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -108,6 +108,28 @@ def scalars(run_dir):
         for name in ("train/tokens_per_second", "train/memory_bytes"):
             line.pop(name, None)
     return lines
+
+
+def plain_state(model):
+    """What a checkpoint holds of an untrained model, all of it valid."""
+    return {
+        "step": 0,
+        "spec": model.spec.to_dict(),
+        "config": asdict(make_config(model)),
+        "data": {
+            "episodes": 3,
+            "quantiles": make_store([1.0, 2.0, 3.0]).return_quantiles(),
+            "returns": torch.tensor([[1.0, 2.0, 3.0]]),
+        },
+        "model": model.state_dict(),
+        "averaged": model.state_dict(),
+        "optimizer": {"state": {}, "param_groups": []},
+        "stream": {"position": 0},
+        "best": None,
+        "rolled": 0,
+        "spent": [0.0, 0.0, 0.0],
+        "updated": [0.0, 0],
+    }
 
 
 def save_checkpoint(path, task="walker_walk", returns=(1.0, 50.0, 90.0), **changes):

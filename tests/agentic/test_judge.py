@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from training import save_checkpoint
 
+from agentic import checkpoint
 from agentic import judge as judging
 from agentic.evaluate import command
 from agentic.evaluator import EVALUATION, trial_seeds
@@ -109,7 +110,7 @@ def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(tmp_path, case)
     other_seed = save_checkpoint(tmp_path / "s1.pt", seed=1)
     state = torch.load(other_seed, weights_only=True)
     state["config"]["steps"] += 1
-    torch.save(state, tmp_path / "longer.pt")
+    checkpoint.save(tmp_path / "longer.pt", state)
     cases = [
         case_of(path, None, PLAIN, seed=1, device="cpu")
         for path in (case.path, other_seed, tmp_path / "longer.pt")
@@ -122,12 +123,12 @@ def test_runs_that_differ_in_more_than_their_seed_are_not_pooled(tmp_path, case)
 
 def test_a_checkpoint_of_an_older_recipe_of_windows_is_judged(tmp_path, case):
     state = torch.load(case.path, weights_only=True)
-    chain = state["config"]["chain"]
+    state["version"], chain = 1, state["config"]["chain"]
     del chain["window_batch"], chain["top"], state["config"]["context_steps"]
     told = []
     for fraction in (0.5, 0.9):
         chain["window_fraction"] = fraction
-        torch.save(state, case.path)
+        torch.save(state, case.path)  # without a checksum
         older = case_of(case.path, None, PLAIN, seed=1, device="cpu")
         (entry,) = _judge(older, tmp_path / str(fraction))["results"]
         assert (entry["method"], entry["context_steps"]) == ("at", None)
@@ -143,7 +144,7 @@ def test_methods_side_by_side(tmp_path, case):
         path = save_checkpoint(tmp_path / f"{method}.pt", trajectories=1, **changes)
         state = torch.load(path, weights_only=True)
         state["config"] |= changes
-        torch.save(state, path)
+        checkpoint.save(path, state)
         paths.append(path)
     plain = replace(PLAIN, target=(0.0, 1.0), context="both", trials=3)
     asked = replace(plain, stop=True, remember=1)

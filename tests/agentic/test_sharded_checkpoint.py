@@ -1,16 +1,20 @@
 import errno
+import hashlib
 import os
 import pickle
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
 from ranks import run_ranks
 from safetensors import safe_open
+from training import plain_state
 
 from agentic import checkpoint
 from agentic.layout import Layout, changed
+from agentic.seal import Damaged
 from parallel import shards
 from parallel.mesh import CubeMesh, PeerLost
 from parallel.sharding import SPREAD, Cut
@@ -37,9 +41,8 @@ def _state(seed=0, step=300):
     optimizer = torch.optim.AdamW(parameters, lr=0.1)
     optimizer.step()
     model = dict(zip(CUTS, parameters, strict=True)) | {"unit": torch.arange(5)}
-    return dict.fromkeys(checkpoint.KEYS, 0) | {
+    return plain_state(make_model()) | {
         "step": step,
-        "data": {"returns": torch.randn(2, 3, generator=random)},
         "model": model,
         "averaged": {name: 2 * value for name, value in model.items()},
         "optimizer": optimizer.state_dict(),
@@ -70,7 +73,7 @@ def _loads(rank, shape, paths):
 def _equal(state, expected):
     """The number of tensors; everything is the same, bit by bit."""
     if isinstance(expected, dict):
-        assert dict(state).keys() - {"format", "version"} == expected.keys()
+        assert dict(state).keys() - {"format", "version", "migrated"} == expected.keys()
         return sum(_equal(state[key], value) for key, value in expected.items())
     if not isinstance(expected, torch.Tensor):
         assert state == expected
@@ -146,7 +149,7 @@ def _saves_model(rank, path):
         "spec": model.spec.to_dict(),
         "model": dict(make_model(seed=2).state_dict()),
         "averaged": dict(model.state_dict()),
-        "optimizer": {},
+        "optimizer": {"state": {}, "param_groups": []},
     }
     checkpoint.save(path, changed(state, layout.part), layout)
 
@@ -154,14 +157,13 @@ def _saves_model(rank, path):
 @pytest.mark.parametrize("dying", ["the first, with all written", "another, before it writes"])
 def test_a_killed_save_leaves_the_older_one(dying, copied):
     run_dir, place = copied.parent.parent, copied.with_suffix(".pt")
-    before = checkpoint.load_with_digest(copied)[1]
     killed = checkpoint.step_path(run_dir, 400)
     for path in (place, killed):
         with pytest.raises(AssertionError, match="died") as caught:
             run_ranks(2, _dies, path, dying)
         assert "PeerLost" in str(caught.value)  # the one that lives does not wait
         assert checkpoint.newest(run_dir) == checkpoint.find(run_dir) == copied
-        assert checkpoint.load_with_digest(copied)[1] == before
+        assert _equal(checkpoint.load(copied), _state())
     assert len(list(copied.iterdir())) == 3  # state, old tensors, those of the killed save
     assert killed.with_suffix("").is_dir()
     run_ranks(2, _saves, {"x": 2}, place, 1)
@@ -219,18 +221,41 @@ def test_the_latest_form_of_a_step_replaces_the_other(copied):
     assert list(copied.parent.iterdir()) == [best.with_suffix("")]
 
 
-def test_the_digest_is_of_all_files(copied, saved):
-    digest = checkpoint.load_with_digest(copied)[1]
-    assert digest == checkpoint.load_with_digest(saved)[1]
+def test_the_digest_is_of_all_files(tmp_path):
+    run_ranks(2, _saves_model, tmp_path / "best.pt")
+    place = tmp_path / "best"
+    files = [place / "state.pt", *shards.files(place / "tensors_1")]
+    assert len(files) == 3
+    whole = hashlib.sha256(b"".join(path.read_bytes() for path in files))
+    assert checkpoint.load_with_digest(place)[1] == whole.hexdigest()
+
+
+def test_a_flipped_bit_or_a_lost_end_of_any_file_is_refused(copied):
+    random = np.random.default_rng(0)
     for path in (copied / "state.pt", *shards.files(copied / "tensors_1")):
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
+        content = path.read_bytes()
+        harmed = [content[:length] for length in random.integers(len(content), size=50)]
+        for place in random.integers(8 * len(content), size=100):
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            harmed.append(flipped)
+        for bad in harmed:
+            path.write_bytes(bad)
+            with pytest.raises(Damaged, match=f"checkpoint: {copied}.* is damaged") as caught:
+                checkpoint.load(copied)
+            assert path.name == "state.pt" or str(path) in str(caught.value)
         path.write_bytes(content)
-        if path.name != "state.pt":
-            assert checkpoint.load_with_digest(copied)[1] != digest
-        content[-1] ^= 1
-        path.write_bytes(content)
-    assert checkpoint.load_with_digest(copied)[1] == digest
+    assert _equal(checkpoint.load(copied), _state())
+
+
+def _older(directory):
+    """Makes it a checkpoint of version 1, which had no checksums: the readers' own checks stay."""
+    state = torch.load(directory / "state.pt")
+    del state["digests"]
+    torch.save(state | {"version": 1}, directory / "state.pt")
+
+
+SECOND = "shard-00002.*safetensors is damaged"
 
 
 def _cut_off(path):
@@ -242,25 +267,33 @@ def _twice(path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "named"),
+    ("harm", "named", "older_named"),
     [
-        (_cut_off, "shard-00002.*safetensors is damaged"),
-        (lambda path: path.write_bytes(b""), "shard-00002.*safetensors is damaged"),
-        (lambda path: path.write_bytes(os.urandom(999)), "shard-00002.*safetensors is damaged"),
-        (lambda path: path.write_bytes(b"\xff" * 999), "shard-00002.*safetensors is damaged"),
-        (lambda path: path.unlink(), "tensors_1 lacks parts of "),
-        (_twice, "tensors_1 lacks parts of .* or has some twice"),
-        (lambda path: shutil.rmtree(path.parent), "tensors_1 is damaged .FileNotFoundError"),
+        (_cut_off, SECOND, SECOND),
+        (lambda path: path.write_bytes(b""), SECOND, SECOND),
+        (lambda path: path.write_bytes(os.urandom(999)), SECOND, SECOND),
+        (lambda path: path.write_bytes(b"\xff" * 999), SECOND, SECOND),
+        (lambda path: path.unlink(), "tensors_1 lacks shard-00002", "lacks parts of "),
+        (_twice, "has a foreign twice.safetensors", "lacks parts of .* or has some twice"),
+        (
+            lambda path: shutil.rmtree(path.parent),
+            "tensors_1 lacks shard-00001",
+            "tensors_1 is damaged .FileNotFoundError",
+        ),
     ],
 )
-def test_damaged_tensors_are_refused(harm, named, copied):
+def test_damaged_tensors_are_refused(harm, named, older_named, copied):
     harm(shards.files(copied / "tensors_1")[1])
-    with pytest.raises(ValueError, match=f"checkpoint: {copied}/?.*{named}") as caught:
+    with pytest.raises(Damaged, match=f"checkpoint: {copied}/?.*{named}"):
+        checkpoint.load(copied)
+    _older(copied)
+    with pytest.raises(ValueError, match=f"checkpoint: {copied}/?.*{older_named}") as caught:
         checkpoint.load(copied)
     assert "\n" not in str(caught.value)
 
 
-def test_a_flipped_bit_of_a_header_is_refused_or_harmless(copied):
+def test_a_flipped_bit_of_an_older_header_is_refused_or_harmless(copied):
+    _older(copied)
     path = shards.files(copied / "tensors_1")[0]
     content = path.read_bytes()
     places = range(0, 8 + int.from_bytes(content[:8], "little"), 29)
@@ -285,7 +318,7 @@ class Evil:
 def _changed_state(directory, change):
     state = torch.load(directory / "state.pt")
     change(state)
-    torch.save(state, directory / "state.pt")
+    (directory / "state.pt").write_bytes(checkpoint.packed(state))
 
 
 def _outside(state):
@@ -317,6 +350,7 @@ def _one_less(state):
         (_another_name, "lacks model.new"),
         (_one_less, r"has \['averaged.qkv.weight'\], which the state beside it does not know"),
         (lambda state: state.pop("tensors"), "only a part of one"),
+        (lambda state: state.pop("digests"), "has no checksums"),
         (lambda state: state.pop("step"), r"lacks \['step'\]"),
     ],
 )

@@ -37,18 +37,6 @@ def test_resumed_equals_straight_to_the_last_bit(tmp_path):
         assert scalars(tmp_path / "parts") == scalars(tmp_path / "straight")
 
 
-def test_a_checkpoint_older_than_a_setting_is_resumed(tmp_path):
-    trainer = make_trainer(tmp_path)
-    state = trainer.state()
-    for name in ("block_query", "block_key", "block_rows"):
-        del state["config"]["layer"][name]
-        del state["spec"]["layer"][name]
-    del state["config"]["data"], state["stream"]
-    state["step"] = 3
-    trainer.load_state(state)
-    assert trainer.stream.position == 3 * trainer.config.optimizer.accumulate
-
-
 def test_other_data_are_refused_on_resume(tmp_path):
     trainer = make_trainer(tmp_path)
     state = trainer.state()
