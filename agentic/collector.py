@@ -13,6 +13,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from agentic.collect_config import CollectConfig
+from agentic.entries import check
 from agentic.episodes import (
     FILE_NAME,
     buffer_dir,
@@ -26,6 +27,8 @@ from agentic.locks import locked
 from agentic.relabel import relabel
 from agentic.sources import check_level, find_source
 from agentic.store import QUANTILES, quantiles
+from agentic.strict import at_least
+from agentic.texts import read_json
 from envs import TaskSpec, domain_tasks, expand
 
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
@@ -55,14 +58,13 @@ def read_record(path: Path) -> Round | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
-        return Round(
-            finished=bool(record["finished"]),
-            sessions=int(record["sessions"]),
-            seconds=float(record["seconds"]),
-            first=int(record["first"]),
-        )
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        record = read_json(path)
+        form = {"finished": bool, "sessions": int, "seconds": float, "first": int}
+        check("file", record, form)
+        for name in ("sessions", "seconds", "first"):
+            at_least(name, record[name], 0)
+        return Round(**{name: record[name] for name in form})
+    except ValueError as error:
         raise ValueError(
             f"data_dir: {path} is damaged ({error}), expected what agentic-collect writes there; "
             "collect into another data_dir"

@@ -28,6 +28,7 @@ import numpy as np
 
 from agentic.episodes import Episode, write_atomically
 from agentic.strict import build
+from agentic.texts import read_json
 from envs import TaskSpec
 
 FORMAT = 1
@@ -200,7 +201,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
     if not file.is_file():
         return None
     try:
-        index = build(Index, json.loads(file.read_text()))
+        index = build(Index, read_json(file))
         columns = (index.names, index.sizes, index.stamps, index.checksums)
         if len({len(column) for column in columns}) != 1:
             raise ValueError("its lists differ in length")
@@ -208,7 +209,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
             raise ValueError(
                 f"format {index.format} of {index.domain}, expected {FORMAT} of {spec.domain}"
             )
-    except (ValueError, RecursionError) as error:  # json's own errors among them
+    except ValueError as error:
         raise ValueError(f"{file}: damaged ({error}); delete {path} to make it anew") from error
     return index
 

@@ -43,6 +43,18 @@ def check_calls(field: str, text: str, allowed: tuple[str, ...] = ()) -> None:
         raise _refused(field, text)
 
 
+def check_values(values: Any, field: str = "settings") -> None:
+    """Raises ValueError where resolved settings still refer to anything."""
+    if isinstance(values, dict):
+        for key, item in values.items():
+            check_values(item, str(key) if field == "settings" else f"{field}.{key}")
+    elif isinstance(values, list):
+        for item in values:
+            check_values(item, field)
+    elif isinstance(values, str) and "${" in values:
+        raise ValueError(f"{field}: got {values[:200]!r}, expected a value")
+
+
 def _refused(field: str, text: str) -> ValueError:
     return ValueError(
         f"{field}: got {text[:200]!r}, expected a value, or ${{name}} of another setting; nothing "
