@@ -29,6 +29,7 @@ from agentic.sources import check_level, find_source
 from agentic.store import QUANTILES, quantiles
 from agentic.strict import at_least
 from agentic.texts import read_json
+from agentic.within import within
 from envs import TaskSpec, domain_tasks, expand
 
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
@@ -102,7 +103,7 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
     if config.recipe not in RECIPES:
         raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
     (spec,) = expand(config.reward_task)
-    directory = buffer_dir(data_dir, spec.domain, config.recipe)
+    directory = within(buffer_dir(data_dir, spec.domain, config.recipe), data_dir, "data_dir")
     check_level(data_dir)
     ours = record_path(data_dir, spec.domain, config.recipe).exists()
     if not ours and (found := find_source(data_dir, spec.domain, config.recipe)):

@@ -27,6 +27,7 @@ from agentic.flat import Index
 from agentic.foreign import Recorded, recorded
 from agentic.sources import find_source
 from agentic.store import EpisodeStore, Part
+from agentic.within import within
 from envs import TaskSpec
 
 BATCH = 32  # episodes handed to Minari at once
@@ -143,7 +144,7 @@ def import_dataset(source: str, spec: TaskSpec, data_dir: Path, algorithm: str) 
         ValueError: there is no readable dataset, it is not of `spec`'s spaces or length, it has no
             physics states, the folder holds episodes already, or it cannot be written.
     """
-    directory = buffer_dir(data_dir, spec.domain, algorithm)
+    directory = within(buffer_dir(data_dir, spec.domain, algorithm), data_dir, "data_dir")
     if held := find_source(data_dir, spec.domain, algorithm):
         raise ValueError(f"name: {held.place} holds episodes already, expected a new folder")
     found = _find(source)

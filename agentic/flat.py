@@ -29,6 +29,7 @@ import numpy as np
 from agentic.episodes import Episode, write_atomically
 from agentic.strict import build
 from agentic.texts import read_json
+from agentic.within import unfollowed
 from envs import TaskSpec
 
 FORMAT = 1
@@ -278,7 +279,8 @@ class FlatWriter:
     def _file(self, name: str) -> Any:
         if name not in self._files:
             path = array_path(self.path, name)
-            self._files[name] = open(path, "r+b" if path.exists() else "x+b", buffering=0)
+            mode = "r+b" if path.exists() else "x+b"
+            self._files[name] = open(path, mode, buffering=0, opener=unfollowed)
         return self._files[name]
 
 

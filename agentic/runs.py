@@ -23,6 +23,7 @@ from agentic.store import EpisodeStore
 from agentic.strict import build
 from agentic.texts import read_yaml
 from agentic.trainer import Trainer
+from agentic.within import within
 from parallel.kernels import kernel_for
 from parallel.mesh import CUBE
 
@@ -95,6 +96,7 @@ def open_run(config: TrainConfig) -> tuple[str, bool]:
     """
     if config.resume is not None:
         run_dir = Path(config.resume)
+        within(run_dir / "checkpoints", run_dir, "resume")
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         return str(run_dir), bool(checkpoint.step_files(run_dir))
     if config.run_dir is None:
