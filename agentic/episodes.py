@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from agentic.archive import open_zip, read_member
+from agentic.npy import read_header
 from envs import TaskSpec
 
 # ExoRL: episode_000000_1000.npz; URLB: 20210101T000000_0_1000.npz: index and length are last.
@@ -146,14 +147,9 @@ def _array(
     """One array; what its header says is checked before memory is taken for it."""
     content = io.BytesIO(read_member(archive, info, most_bytes(spec)))
     try:
-        version = np.lib.format.read_magic(content)
-        header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        shape, fortran, dtype = header[version](content)
-    except Exception as error:  # damage shows in numpy, ast and tokenize alike
-        raise ValueError(f"{key} is not an array ({error})") from error
+        shape, fortran, dtype = read_header(content)
+    except ValueError as error:
+        raise _Unfit(f"{key} is not an array of numbers: {error}") from error
     rows = spec.episode_steps + 1
     if len(shape) != 2 or shape[0] != rows or shape[1] < 1 or width not in (None, shape[1]):
         expected = (rows, "any" if width is None else width)

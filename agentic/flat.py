@@ -18,7 +18,6 @@ import json
 import math
 import mmap
 import os
-import tokenize
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from agentic.episodes import Episode, write_atomically
+from agentic.npy import read_header
 from agentic.strict import build
 from agentic.texts import read_json
 from agentic.within import unfollowed
@@ -90,16 +90,14 @@ class MappedArray:
     def __init__(self, path: Path) -> None:
         try:
             with open(path, "rb") as file:
-                if np.lib.format.read_magic(file) != (1, 0):
-                    raise ValueError("not an array of numpy's format 1.0")
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-                if fortran or dtype.hasobject:
-                    raise ValueError("not a plain array")
+                shape, fortran, dtype = read_header(file)
+                if fortran:
+                    raise ValueError("not in rows")
                 offset, count = file.tell(), math.prod(shape)
                 if os.fstat(file.fileno()).st_size < offset + count * dtype.itemsize:
                     raise ValueError("shorter than it says")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (ValueError, SyntaxError, tokenize.TokenError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(
                 f"{path}: damaged ({error}); delete its folder to make it anew"
             ) from error
