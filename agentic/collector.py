@@ -13,6 +13,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from agentic.collect_config import CollectConfig
+from agentic.entries import check
 from agentic.episodes import (
     FILE_NAME,
     buffer_dir,
@@ -26,6 +27,9 @@ from agentic.locks import locked
 from agentic.relabel import relabel
 from agentic.sources import check_level, find_source
 from agentic.store import QUANTILES, quantiles
+from agentic.strict import at_least
+from agentic.texts import read_json
+from agentic.within import within
 from envs import TaskSpec, domain_tasks, expand
 
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
@@ -55,14 +59,13 @@ def read_record(path: Path) -> Round | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
-        return Round(
-            finished=bool(record["finished"]),
-            sessions=int(record["sessions"]),
-            seconds=float(record["seconds"]),
-            first=int(record["first"]),
-        )
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        record = read_json(path)
+        form = {"finished": bool, "sessions": int, "seconds": float, "first": int}
+        check("file", record, form)
+        for name in ("sessions", "seconds", "first"):
+            at_least(name, record[name], 0)
+        return Round(**{name: record[name] for name in form})
+    except ValueError as error:
         raise ValueError(
             f"data_dir: {path} is damaged ({error}), expected what agentic-collect writes there; "
             "collect into another data_dir"
@@ -100,7 +103,7 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
     if config.recipe not in RECIPES:
         raise ValueError(f"recipe: got {config.recipe!r}, expected one of {list(RECIPES)}")
     (spec,) = expand(config.reward_task)
-    directory = buffer_dir(data_dir, spec.domain, config.recipe)
+    directory = within(buffer_dir(data_dir, spec.domain, config.recipe), data_dir, "data_dir")
     check_level(data_dir)
     ours = record_path(data_dir, spec.domain, config.recipe).exists()
     if not ours and (found := find_source(data_dir, spec.domain, config.recipe)):

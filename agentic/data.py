@@ -18,6 +18,7 @@ from agentic.replay import MEANING, verify
 from agentic.selection import parse_all
 from agentic.sources import find_algorithms
 from agentic.strict import build
+from agentic.within import within
 from envs import domain_tasks, expand, without_rendering
 
 ACTIONS = ("inspect", "verify", "import", "export")
@@ -71,7 +72,8 @@ def command(values: dict[str, Any]) -> None:
         raise ValueError(f"data_dir: looked for {place}/buffer/*.npz, expected episodes, got none")
     if told.action == "inspect":
         store = load_store(data_dir, domain_tasks(domain), names, told.data, console.print)
-        inspect(store, data_dir, output or data_dir / domain / "inspect.png", console)
+        beside = within(data_dir / domain, data_dir, "data_dir") / "inspect.png"
+        inspect(store, data_dir, output or beside, console)
     elif told.action == "verify":
         place = Path(told.data.store_dir or data_dir)
         paths = [store_path(place, domain, choice.algorithm) for choice in parse_all(names)]

@@ -12,11 +12,14 @@ from typing import Any, NoReturn
 
 import hydra
 import torch.distributed as dist
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from envs import expand, quiet_simulator
+from agentic.foreign_config import guard
+from agentic.interpolation import plain
+from agentic.wording import one_line
+from envs import quiet_simulator
 from parallel.world import MainFailed, PeerLost, own_rank, processes
 
 _GRACE_SECONDS = 3
@@ -51,7 +54,7 @@ def run(
     def call(config: DictConfig) -> None:
         # Told here as well, since hydra would add lines of its own to an exception of the task.
         with _told(command):
-            task(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+            task(plain(config))
 
     with _told(command):
         if processes() > 1 and not spread:
@@ -59,6 +62,7 @@ def run(
                 f"torchrun: got {processes()} processes, expected {command} in one; WORLD_SIZE is "
                 "set"
             )
+        guard(sys.argv[1:])
         hydra.main(version_base="1.3", config_path="pkg://configs", config_name=config_name)(call)()
 
 
@@ -84,9 +88,9 @@ def _told(command: str) -> Iterator[None]:
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         if isinstance(error, BrokenPipeError) and _unread():
             sys.exit(128 + signal.SIGPIPE)
-        _end(2, f"{command}: error: {_one_line(error)}", by_all=dist.is_initialized())
+        _end(2, f"{command}: error: {one_line(error)}", by_all=dist.is_initialized())
     except PeerLost as error:
-        _end(3, f"{command}: error: {_one_line(error)}", by_all=True)
+        _end(3, f"{command}: error: {one_line(error)}", by_all=True)
     except MainFailed:
         _end(3, "")
     except Terminated:
@@ -125,24 +129,3 @@ def _end(code: int, told: str, *, by_all: bool = False) -> NoReturn:
     sys.stdout.flush()
     # Everything is closed but the groups, and those with a lost member can hang.
     os._exit(code)
-
-
-def _unknown_task(name: str) -> str:
-    """What `envs` has to say of it."""
-    try:
-        expand(name)
-    except ValueError as error:
-        return str(error)
-    return f"task: {name} has no settings in configs/task"
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        place = "" if error.filename is None else f"{error.filename}: "
-        return f"{place}{error.strerror}"
-    if isinstance(error, MissingConfigException):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if group == "task":
-            return _unknown_task(name)
-    # Hydra's long tail tells where it searched, which is inside the package.
-    return " ".join(str(error).split("Config search path")[0].split())

@@ -1,15 +1,19 @@
 """Episodes in ExoRL's files: one npz each, T + 1 rows, row 0 the reset."""
 
 import io
+import math
 import os
 import re
 import uuid
+import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
+from agentic.archive import open_zip, read_member
+from agentic.npy import read_header
 from envs import TaskSpec
 
 # ExoRL: episode_000000_1000.npz; URLB: 20210101T000000_0_1000.npz: index and length are last.
@@ -70,12 +74,13 @@ def read_episode(path: Path, spec: TaskSpec) -> Episode:
         ValueError: as there, or it cannot be opened.
     """
     try:
-        return parse_episode(path, str(path), spec)
+        with open(path, "rb") as file:
+            return parse_episode(file, str(path), spec)
     except OSError as error:
         raise ValueError(f"{path}: not a readable npz episode ({error})") from error
 
 
-def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
+def parse_episode(file: BinaryIO, name: str, spec: TaskSpec) -> Episode:
     """Reads and checks one npz; extra arrays are ignored, pickles refused.
 
     Args:
@@ -89,22 +94,11 @@ def parse_episode(file: Path | BinaryIO, name: str, spec: TaskSpec) -> Episode:
         OSError: the system cannot read it.
     """
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            absent = [f.name for f in fields(Episode) if f.name not in archive.files]
-            if absent:
-                raise ValueError(f"array missing: {absent[0]}")
-            arrays = {f.name: archive[f.name] for f in fields(Episode)}
-    except MemoryError as error:
-        raise ValueError(f"{name}: an array declares more than the memory holds") from error
-    except Exception as error:  # damage shows in zipfile, zlib, lzma, tokenize and numpy alike
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk, and not of the content
+        arrays = _arrays(file, spec)
+    except _Unfit as error:
+        raise ValueError(f"{name}: {error}") from error
+    except ValueError as error:
         raise ValueError(f"{name}: not a readable npz episode ({error})") from error
-    for key, width in _widths(spec).items():
-        try:
-            arrays[key] = _checked(arrays[key], key, spec, width)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     largest = np.abs(arrays["action"]).max()
     if largest > 1 + 1e-6:
         raise ValueError(f"{name}: action reaches {largest:.3g}, expected values in [-1, 1]")
@@ -130,24 +124,55 @@ def _widths(spec: TaskSpec) -> dict[str, int | None]:
     }
 
 
-def _checked(array: object, key: str, spec: TaskSpec, width: int | None) -> np.ndarray:
-    """The array in the dtype in which it will be used."""
-    if not isinstance(array, np.ndarray):  # what numpy hands out for a member that is no array
-        raise ValueError(f"{key} is not an array")
+class _Unfit(ValueError):
+    """An array that is read well and is not one of an episode."""
+
+
+def _arrays(file: BinaryIO, spec: TaskSpec) -> dict[str, np.ndarray]:
+    """The arrays of an npz, in the dtypes in which they will be used; others are left alone."""
+    with open_zip(file, most_bytes(spec)) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        absent = [f.name for f in fields(Episode) if f"{f.name}.npy" not in members]
+        if absent:
+            raise ValueError(f"array missing: {absent[0]}")
+        return {
+            key: _array(archive, members[f"{key}.npy"], key, spec, width)
+            for key, width in _widths(spec).items()
+        }
+
+
+def _array(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, spec: TaskSpec, width: int | None
+) -> np.ndarray:
+    """One array; what its header says is checked before memory is taken for it."""
+    content = io.BytesIO(read_member(archive, info, most_bytes(spec)))
+    try:
+        shape, fortran, dtype = read_header(content)
+    except ValueError as error:
+        raise _Unfit(f"{key} is not an array of numbers: {error}") from error
     rows = spec.episode_steps + 1
-    if array.ndim != 2 or len(array) != rows or width not in (None, array.shape[1]):
+    if len(shape) != 2 or shape[0] != rows or shape[1] < 1 or width not in (None, shape[1]):
         expected = (rows, "any" if width is None else width)
-        raise ValueError(f"{key} has shape {array.shape}, expected {expected} for {spec.domain}")
-    if array.dtype.kind != "f":
-        raise ValueError(f"{key} has dtype {array.dtype}, expected a float")
+        raise _Unfit(f"{key} has shape {shape}, expected {expected} for {spec.domain}")
+    if dtype.kind != "f":
+        raise _Unfit(f"{key} has dtype {dtype}, expected a float")
+    declared, held = math.prod(shape) * dtype.itemsize, info.file_size - content.tell()
+    if declared != held:
+        raise ValueError(f"{key} declares {declared:,} bytes, holds {held:,}")
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    array = np.frombuffer(content.read(), dtype).reshape(shape, order=order)
     # Checked as it will be used: a large double may be an infinite float.
     with np.errstate(over="ignore"):
-        array = array.astype(np.float64 if key == "physics" else np.float32, copy=False)
+        array = array.astype(np.float64 if key == "physics" else np.float32)
     if not np.isfinite(array).all():
-        raise ValueError(
-            f"{key} is not finite in row {int(np.argwhere(~np.isfinite(array))[0, 0])}"
-        )
+        raise _Unfit(f"{key} is not finite in row {int(np.argwhere(~np.isfinite(array))[0, 0])}")
     return array
+
+
+def most_bytes(spec: TaskSpec) -> int:
+    """Of an array of an episode, and of its file: generous, and far from what fills a memory."""
+    width = spec.observation_size + spec.action_size + spec.physics_size
+    return 2**20 + 128 * (spec.episode_steps + 1) * width
 
 
 def buffer_dir(data_dir: Path, domain: str, algorithm: str) -> Path:

@@ -15,6 +15,7 @@ from agentic.judge import Case, case_of, judge, settings
 from agentic.protocol import RolloutConfig
 from agentic.runs import fresh_dir
 from agentic.strict import build
+from agentic.within import within
 from envs import expand, without_rendering
 
 
@@ -63,7 +64,8 @@ def _check_different(cases: Sequence[Case]) -> None:
 def _beside(path: Path, seed: int, wanted: dict[str, Any], console: Console) -> Path:
     """An unfinished evaluation of the same near the checkpoint, or a new folder for one."""
     in_run = path.parent.name == "checkpoints"
-    place = (path.parent.parent if in_run else path.parent) / "evaluations"
+    parent = path.parent.parent if in_run else path.parent
+    place = within(parent / "evaluations", parent, "checkpoint")
     for folder in sorted(place.glob("*/")):
         if continues(folder, wanted):
             console.print(f"going on with {folder}", soft_wrap=True)

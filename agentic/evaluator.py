@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,28 +155,37 @@ def _rollout(
 ) -> Trials:
     """One batch of contexts in lockstep."""
     batch = _Batch(contexts, config.stop)
-    kept = list(part.kept()) if part else []
-    for k, trial in enumerate(kept):
-        batch.end(k, *(trial[name].numpy() for name in ("returns", "failed", "actions")))
-    if len(kept) == batch.trials or not batch.running_C.any():
+    kept = 0
+    for k, trial in enumerate(part.kept() if part else ()):
+        assert part is not None
+        try:
+            batch.end(k, *batch.arrays(k, trial))
+        except ValueError as error:
+            raise part.damaged(k, str(error)) from error
+        kept = k + 1
+    if kept == batch.trials or not batch.running_C.any():
         return batch.brought()
     task_C = np.array([model.spec.tasks.index(c.spec.name) for c in contexts])
     policy = policy_of(model, task_C, batch.trials, config.remember, config.cache)
-    for trial in [] if reset else kept:
-        policy.recall(trial["memory"])
+    for k, trial in enumerate(part.kept() if part and not reset else ()):
+        assert part is not None
+        try:
+            policy.recall(trial.get("memory"))
+        except ValueError as error:
+            raise part.damaged(k, str(error)) from error
     steps, label = contexts[0].spec.episode_steps, "reset" if reset else "kept"
     with (
         _threads(config.threads),
         EnvPool([c.spec.name for c in contexts], workers=config.workers) as pool,
         tqdm(
             total=batch.trials * steps,
-            initial=len(kept) * steps,
+            initial=kept * steps,
             desc=f"context {label}",
             unit="step",
             disable=None if progress else True,
         ) as bar,
     ):
-        for k in range(len(kept), batch.trials):
+        for k in range(kept, batch.trials):
             observation, _ = pool.reset(batch.seeds_CN[:, k].tolist())
             if reset:
                 policy.forget()
@@ -255,6 +265,32 @@ class _Batch:
         self._actions_CNTA[ran_C, k] = actions[ran_C]
         if self.stop:
             self.running_C &= returns < self.target_C
+
+    def arrays(self, k: int, trial: Any) -> list[np.ndarray]:
+        """What `end` takes of trial `k`, from a file.
+
+        Raises:
+            ValueError: it is not that of a trial of these contexts.
+        """
+        C, N, T, A = self._actions_CNTA.shape
+        if k >= N or not isinstance(trial, dict):
+            raise ValueError(f"expected {N} trials")
+        found = []
+        for name, shape, dtype in (
+            ("returns", (C,), torch.float64),
+            ("failed", (C,), torch.bool),
+            ("actions", (C, T, A), torch.float32),
+        ):
+            value = trial.get(name)
+            if not isinstance(value, torch.Tensor) or value.is_meta:
+                raise ValueError(f"{name}: got no tensor")
+            if (tuple(value.shape), value.dtype) != (shape, dtype):
+                got = f"{value.dtype} {tuple(value.shape)}"
+                raise ValueError(f"{name}: got {got}, expected {dtype} {shape}")
+            if not value.isfinite().all():
+                raise ValueError(f"{name}: got numbers that are not finite")
+            found.append(value.numpy())
+        return found
 
     def brought(self) -> Trials:
         """All of it."""

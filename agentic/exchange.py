@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium
 import h5py  # noqa: F401 - Minari asks for it only when it stores
 import numpy as np
-from minari import EpisodeData, MinariDataset
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import METADATA_FILE_NAME, MinariStorage
 from minari.namespace import NAMESPACE_METADATA_FILENAME
@@ -25,8 +24,10 @@ from tqdm import tqdm
 
 from agentic.episodes import Episode, buffer_dir, episode_files, parse_episode, write_episode
 from agentic.flat import Index
+from agentic.foreign import Recorded, recorded
 from agentic.sources import find_source
 from agentic.store import EpisodeStore, Part
+from agentic.within import within
 from envs import TaskSpec
 
 BATCH = 32  # episodes handed to Minari at once
@@ -143,16 +144,17 @@ def import_dataset(source: str, spec: TaskSpec, data_dir: Path, algorithm: str) 
         ValueError: there is no readable dataset, it is not of `spec`'s spaces or length, it has no
             physics states, the folder holds episodes already, or it cannot be written.
     """
-    directory = buffer_dir(data_dir, spec.domain, algorithm)
+    directory = within(buffer_dir(data_dir, spec.domain, algorithm), data_dir, "data_dir")
     if held := find_source(data_dir, spec.domain, algorithm):
         raise ValueError(f"name: {held.place} holds episodes already, expected a new folder")
     found = _find(source)
     with _written("data_dir", directory), _whole(directory) as partial:
-        for index, recorded in enumerate(_recorded(found, spec)):
+        for index, played in enumerate(recorded(found, spec)):
             where = f"source: {source}, episode {index}"
             path = partial / f"episode_{index:06d}_{spec.episode_steps}.npz"
-            write_episode(path, _episode(recorded, spec, where))
-            parse_episode(path, where, spec)  # all that makes an episode unfit is told here
+            write_episode(path, _episode(played, spec, where))
+            with open(path, "rb") as file:
+                parse_episode(file, where, spec)  # all that makes an episode unfit is told here
     return episode_files(directory)
 
 
@@ -168,30 +170,8 @@ def _find(source: str) -> Path:
     return by_id
 
 
-def _recorded(data: Path, spec: TaskSpec) -> Iterator[EpisodeData]:
-    """A dataset's episodes, once its spaces are right."""
-    try:
-        dataset = MinariDataset(data)
-        sizes = {"observation": spec.observation_size, "action": spec.action_size}
-        for name, size in sizes.items():
-            space: Any = getattr(dataset, f"{name}_space")
-            if space.shape != (size,):
-                raise ValueError(f"{name} space is {space}, expected a Box of shape ({size},)")
-        if not dataset.total_episodes:
-            raise ValueError("it has no episodes")
-        bar = tqdm(total=dataset.total_episodes, desc="importing", disable=None, leave=False)
-        for episode in dataset.iterate_episodes():
-            yield episode
-            bar.update()
-    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
-        # h5py and Minari meet damage in many ways, not always with a word.
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"source: {data} is no dataset of {spec.name}: {reason}") from error
-
-
-def _episode(recorded: EpisodeData, spec: TaskSpec, where: str) -> Episode:
-    infos: Any = recorded.infos
-    if not isinstance(infos, dict) or "physics" not in infos:
+def _episode(recorded: Recorded, spec: TaskSpec, where: str) -> Episode:
+    if recorded.physics is None:
         shape = (spec.episode_steps + 1, spec.physics_size)
         raise ValueError(f"{where} lacks infos['physics'], expected simulator states {shape}")
     if np.any(recorded.terminations):
@@ -201,7 +181,7 @@ def _episode(recorded: EpisodeData, spec: TaskSpec, where: str) -> Episode:
         action=_after_reset(recorded.actions),
         reward=_after_reset(recorded.rewards),
         discount=np.ones((len(recorded.rewards) + 1, 1), np.float32),
-        physics=np.asarray(infos["physics"], np.float64),
+        physics=np.asarray(recorded.physics, np.float64),
     )
 
 

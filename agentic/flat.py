@@ -18,7 +18,6 @@ import json
 import math
 import mmap
 import os
-import tokenize
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,10 @@ from typing import Any
 import numpy as np
 
 from agentic.episodes import Episode, write_atomically
+from agentic.npy import read_header
 from agentic.strict import build
+from agentic.texts import read_json
+from agentic.within import unfollowed
 from envs import TaskSpec
 
 FORMAT = 1
@@ -88,16 +90,14 @@ class MappedArray:
     def __init__(self, path: Path) -> None:
         try:
             with open(path, "rb") as file:
-                if np.lib.format.read_magic(file) != (1, 0):
-                    raise ValueError("not an array of numpy's format 1.0")
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-                if fortran or dtype.hasobject:
-                    raise ValueError("not a plain array")
+                shape, fortran, dtype = read_header(file)
+                if fortran:
+                    raise ValueError("not in rows")
                 offset, count = file.tell(), math.prod(shape)
                 if os.fstat(file.fileno()).st_size < offset + count * dtype.itemsize:
                     raise ValueError("shorter than it says")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (ValueError, SyntaxError, tokenize.TokenError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(
                 f"{path}: damaged ({error}); delete its folder to make it anew"
             ) from error
@@ -200,7 +200,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
     if not file.is_file():
         return None
     try:
-        index = build(Index, json.loads(file.read_text()))
+        index = build(Index, read_json(file))
         columns = (index.names, index.sizes, index.stamps, index.checksums)
         if len({len(column) for column in columns}) != 1:
             raise ValueError("its lists differ in length")
@@ -208,7 +208,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
             raise ValueError(
                 f"format {index.format} of {index.domain}, expected {FORMAT} of {spec.domain}"
             )
-    except (ValueError, RecursionError) as error:  # json's own errors among them
+    except ValueError as error:
         raise ValueError(f"{file}: damaged ({error}); delete {path} to make it anew") from error
     return index
 
@@ -277,7 +277,8 @@ class FlatWriter:
     def _file(self, name: str) -> Any:
         if name not in self._files:
             path = array_path(self.path, name)
-            self._files[name] = open(path, "r+b" if path.exists() else "x+b", buffering=0)
+            mode = "r+b" if path.exists() else "x+b"
+            self._files[name] = open(path, mode, buffering=0, opener=unfollowed)
         return self._files[name]
 
 

@@ -24,11 +24,13 @@ from agentic.flat import FlatStore, FlatWriter, Index, read_index, row_bytes
 from agentic.ledger import Ledger, missing
 from agentic.locks import locked
 from agentic.sources import Source, SourceFile
+from agentic.within import unfollowed
 from envs import TaskSpec
 
 JOB_FILES = 16  # read by one process in one go
 SAVE_SECONDS = 5.0  # between two indexes: at most so much is read again after a kill
 SMALL = 64  # so few files are read in this process
+NOTE_BYTES = 2**16  # most of collect.json
 CLEAR_OF = 2**28  # bytes that an ingest leaves free on the disk
 
 
@@ -81,7 +83,7 @@ def ingest(
     if index is None or not index.finished or missing(index, wanted):
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / ".lock").touch()
+            open(path / ".lock", "a", opener=unfollowed).close()
         except OSError as error:
             raise ValueError(
                 f"data.store_dir: cannot write {path} ({error.strerror}), expected a place for "
@@ -159,7 +161,13 @@ def _update(
 def _note(source: Source) -> str | None:
     """How the episodes were collected, where we did it ourselves."""
     note = source.place.parent / "collect.json"
-    return note.read_text() if source.place.is_dir() and note.is_file() else None
+    if not (source.place.is_dir() and note.is_file()):
+        return None
+    with open(note, "rb") as file:
+        content = file.read(NOTE_BYTES + 1)
+    if len(content) > NOTE_BYTES:
+        raise ValueError(f"data_dir: {note} is longer than {NOTE_BYTES:,} bytes, a note is not")
+    return content.decode(errors="replace")
 
 
 def _estimate(

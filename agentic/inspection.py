@@ -1,6 +1,6 @@
 """What a domain's stored episodes are: amounts, returns, ranges, duplicates and where from."""
 
-import json
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from agentic.episodes import write_atomically
 from agentic.flat import ARRAYS, FlatStore
 from agentic.sources import find_source
 from agentic.store import QUANTILES, EpisodeStore, Part
+from agentic.texts import parse_json
 
 BATCH_BYTES = 2**22  # of a stored array in memory at once
 AT_BOUND = 1 - 1e-6  # actions beyond it are at the bound
@@ -148,8 +150,8 @@ def print_amounts(store: EpisodeStore, data_dir: Path, console: Console) -> None
 def provenance(part: Part, flat: FlatStore) -> str:
     """Where one algorithm's episodes come from, and the names of their files."""
     try:
-        note = json.loads(flat.index.note or "null")
-    except json.JSONDecodeError:
+        note = parse_json(flat.index.note or "null")
+    except ValueError:
         note = {"recipe": "unknown: collect.json is damaged"}
     if isinstance(note, dict):
         told = [
@@ -223,9 +225,11 @@ def draw_returns(store: EpisodeStore, path: Path) -> None:
         axis.set_xlabel("return")
         axis.set_ylabel("episodes")
     axes[0].legend()
+    drawn = io.BytesIO()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=100)
+        figure.savefig(drawn, format="png", dpi=100)
+        write_atomically(path, drawn.getvalue())
     except OSError as error:
         raise ValueError(f"output: cannot write {path} ({error.strerror})") from error
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hydra import compose
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentic.collect import CollectCommand
@@ -14,14 +13,18 @@ from agentic.collect_config import CollectConfig
 from agentic.collector import unfinished
 from agentic.config import MAX_SEED, TrainConfig
 from agentic.explore import RECIPES
+from agentic.foreign_config import check_override
+from agentic.interpolation import plain
 from agentic.runs import read_config
 from agentic.runs import settings as train_settings
 from agentic.strict import at_least, between, build, one_of
+from agentic.wording import one_line
 from envs import expand
 
 OWN_SETTINGS = 4  # of a training job: task, seed, data_dir, run_dir
 Rows = dict[str, tuple[str, ...]]  # settings of agentic-train by the row's name
 
+_OWN = ("task", "seed", "data_dir", "run_dir", "resume")  # what jobs are told apart by
 _NAME = re.compile(r"[\w%+-][\w.%+-]*")
 _PLAIN = re.compile(r"[A-Za-z_./][\w./%+-]*", re.ASCII)
 _WORDS = {"null", "true", "false", "inf", "nan"}  # which hydra does not read as strings
@@ -186,17 +189,16 @@ def check_settings(config: ReproduceConfig) -> None:
             read other data than are collected for it, or are not those of its finished runs.
     """
     collected = {job.name: job.result for job in data_jobs(config)}
-    own = ("task", "seed", "data_dir", "run_dir", "resume")
     for job in train_jobs(replace(config, seeds=config.seeds[:1])):
         place = job.name.rpartition("/")[0]
         for setting in job.settings[OWN_SETTINGS:]:
-            if setting.partition("=")[0].lstrip("+~") in own:
-                raise ValueError(f"rows: got {setting!r} in {place}, expected none of {list(own)}")
+            _check_setting(
+                "rows", setting, place, ("task", "seed", "data_dir", "run_dir", "resume")
+            )
         try:
-            values = OmegaConf.to_container(compose("train", list(job.settings)), resolve=True)
-            told = train_settings(values, [])  # type: ignore[arg-type]
+            told = train_settings(plain(compose("train", list(job.settings))), [])
         except (ValueError, HydraException, OmegaConfBaseException) as error:
-            raise ValueError(f"rows: {place}: {error}") from error
+            raise ValueError(f"rows: {place}: {one_line(error)}") from error
         _check_data(place, told, None if job.needs is None else collected[job.needs])
         assert isinstance(job.result, Path)
         for seed in config.seeds:
@@ -275,10 +277,24 @@ def _data_name(task: str, asked: CollectConfig) -> str:
 
 def _collect_config(task: str, settings: tuple[str, ...]) -> CollectConfig:
     """What agentic-collect would be told; hydra has been initialised."""
-    composed = compose("collect", [f"task={task}", *settings])
-    asked = build(CollectCommand, OmegaConf.to_container(composed, resolve=True))
+    for setting in settings:
+        _check_setting("collect", setting, task, ("task", "data_dir"))
+    try:
+        asked = build(CollectCommand, plain(compose("collect", [f"task={task}", *settings])))
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"collect: {one_line(error)}") from error
     one_of("recipe", asked.recipe, tuple(RECIPES))
     return CollectConfig(**{f.name: getattr(asked, f.name) for f in fields(CollectConfig)})
+
+
+def _check_setting(field: str, setting: str, place: str, own: tuple[str, ...]) -> None:
+    """Raises ValueError for one of a row that is no setting, or one that jobs are told apart by."""
+    try:
+        override = check_override(setting, hydra=False)
+    except ValueError as error:
+        raise ValueError(f"{field}: {place}: {error}") from error
+    if override.key_or_group.partition(".")[0] in own:
+        raise ValueError(f"{field}: got {setting!r} in {place}, expected none of {list(own)}")
 
 
 def _setting(name: str, value: str) -> str:

@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 
 import torch
 
+from agentic import plain
 from agentic.episodes import write_atomically
+from agentic.texts import read_json
 
 FOLDER = "unfinished"
 SETTINGS = "settings.json"
@@ -65,8 +66,8 @@ class Part:
         torch.save(content, buffer)
         write_atomically(self._path(trial), buffer.getvalue())
 
-    def kept(self) -> Iterator[dict[str, Any]]:
-        """The trials so far, in order.
+    def kept(self) -> Iterator[Any]:
+        """The trials so far, in order; what they hold is for the reader to check.
 
         Raises:
             ValueError: a file is damaged.
@@ -76,13 +77,17 @@ class Part:
             if not path.exists():
                 return
             try:
-                # Mapped: keys and values are only read where they are needed.
-                yield torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-                raise ValueError(
-                    f"output: {path} is damaged ({type(error).__name__}), expected a finished "
-                    "trial; deleting it has the trial run again"
-                ) from error
+                # Read where it is asked for, and not kept: keys and values are large.
+                yield plain.load(path.read_bytes())
+            except (ValueError, OSError) as error:
+                raise self.damaged(trial, str(error)) from error
+
+    def damaged(self, trial: int, reason: str) -> ValueError:
+        """What to say of a trial that is not what was written."""
+        return ValueError(
+            f"output: {self._path(trial)} is damaged ({reason}), expected a finished trial; "
+            "deleting it has the trial run again"
+        )
 
     def _path(self, trial: int) -> Path:
         return self.directory / f"trial_{trial:03d}.pt"
@@ -91,7 +96,7 @@ class Part:
 def continues(output: Path, settings: dict[str, Any]) -> bool:
     """Whether `output` holds an unfinished evaluation with these settings."""
     try:
-        before = json.loads((output / FOLDER / SETTINGS).read_text())
+        before = read_json(output / FOLDER / SETTINGS)
     except (OSError, ValueError):
         return False
     return before == json.loads(json.dumps(settings))

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from agentic.entries import check
 from agentic.episodes import write_atomically
 from agentic.interrupt import Interrupt
 from agentic.jobs import Job
 from agentic.results import last_return, read_entries
+from agentic.texts import read_json
 
 PYTHON = (sys.executable, "-m")  # runs the module that a job names
 _POLL_SECONDS = 0.05
@@ -63,9 +65,10 @@ def read_record(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        sessions = json.loads(path.read_text())["sessions"]
-        return [{name: session[name] for name in _SESSION} for session in sessions]
-    except (ValueError, KeyError, TypeError) as error:
+        content = read_json(path)
+        check("file", content, {"sessions": [dict.fromkeys(_SESSION, (None, float))]})
+        return [{name: session[name] for name in _SESSION} for session in content["sessions"]]
+    except ValueError as error:
         raise ValueError(f"{path}: damaged ({error}), expected a job's sessions") from error
 
 

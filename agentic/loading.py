@@ -15,6 +15,7 @@ from agentic.relabel import rewards
 from agentic.selection import Selection, parse_all
 from agentic.sources import Source, SourceFile, archive_path, check_level, find_source
 from agentic.store import EpisodeStore, Part
+from agentic.within import within
 from envs import TaskSpec
 
 DEFAULT = DataConfig()
@@ -52,7 +53,8 @@ def _part(
     tell: Callable[[str], None],
 ) -> Part:
     spec, name = specs[0], selection.algorithm
-    path = store_path(Path(data.store_dir or data_dir), spec.domain, name)
+    base = data_dir if data.store_dir is None else Path(data.store_dir)
+    path = within(store_path(base, spec.domain, name), base, "data.store_dir")
     workers = (os.cpu_count() or 1) if data.workers is None else data.workers
     source = find_source(data_dir, spec.domain, name)
     if source is None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentic.within import unfollowed
+
 
 @contextmanager
 def locked(folder: Path, taken: Callable[[], None]) -> Iterator[None]:
@@ -17,7 +19,7 @@ def locked(folder: Path, taken: Callable[[], None]) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be written.
     """
-    with open(folder / ".lock", "w") as file:
+    with open(folder / ".lock", "w", opener=unfollowed) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

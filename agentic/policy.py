@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentic.model import CACHE_TYPES, AgenticTransformer, InUnits
 from agentic.tokens import Steps
@@ -69,7 +70,11 @@ class LockstepPolicy:
         raise NotImplementedError
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Passes through a trial again by what it added, instead of acting."""
+        """Passes through a trial again by what it added, instead of acting.
+
+        Raises:
+            ValueError: it is not what `memory` gave, of as many contexts.
+        """
         raise NotImplementedError
 
     def _decide(self, current: Steps) -> torch.Tensor:
@@ -157,7 +162,52 @@ class Policy(LockstepPolicy):
 
     def recall(self, memory: dict[str, Any]) -> None:
         """See `LockstepPolicy.recall`."""
+        self._check(memory)
         self.begin_trial()
         for cache, (key, value) in zip(self.caches, memory["caches"], strict=True):
             cache.append(key.to(self.device), value.to(self.device))
         self.previous = Steps(**memory["previous"]).to(self.device)
+
+    def _check(self, memory: Any) -> None:
+        """Raises ValueError for what is not a trial's keys, values and last step."""
+        C, spec = len(self.task_C), self.spec
+        caches = memory.get("caches") if isinstance(memory, dict) else None
+        if not isinstance(caches, list) or len(caches) != len(self.caches):
+            raise ValueError(f"memory: expected keys and values of {len(self.caches)} layers")
+        for cache, pair in zip(self.caches, caches, strict=True):
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError("memory: expected keys and values, one of each in a layer")
+            key = pair[0]
+            S = key.shape[2] if isinstance(key, Tensor) and key.dim() == 4 else 0
+            for tensor in pair:
+                shape = (C, cache.heads, S, cache.key_PNCK.shape[3])
+                _expect("keys and values", tensor, shape, self.caches[0].key_PNCK.dtype)
+        previous = memory.get("previous")
+        names = {f.name for f in fields(Steps)}
+        if not isinstance(previous, dict) or previous.keys() != names:
+            raise ValueError(f"memory: expected the last step's {sorted(names)}")
+        shapes = {
+            "observation": (C, 1, spec.observation_size),
+            "action": (C, 1, spec.action_size),
+            "task": (C,),
+        }
+        integers = dict.fromkeys(("timestep", "trajectory", "task"), torch.int64)
+        dtypes = integers | {"valid": torch.bool}
+        for name in names:
+            _expect(name, previous[name], shapes.get(name, (C, 1)), dtypes.get(name, self.dtype))
+        places = {"task": self.task_C.cpu(), "trajectory": self.trial + 1}
+        places["timestep"] = spec.episode_steps - 1
+        for name, place in places.items():
+            if (previous[name] != place).any():
+                raise ValueError(f"memory: {name}: got {previous[name].tolist()}, expected {place}")
+
+
+def _expect(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if not isinstance(tensor, Tensor) or tensor.is_meta:
+        raise ValueError(f"memory: {name}: got no tensor")
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"memory: {name}: got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}"
+        )
+    if not tensor.isfinite().all():
+        raise ValueError(f"memory: {name}: got numbers that are not finite")

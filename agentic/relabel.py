@@ -18,6 +18,7 @@ from agentic import hindsight
 from agentic.episodes import Episode
 from agentic.flat import FlatStore, MappedArray
 from agentic.locks import locked
+from agentic.within import within
 from envs import TaskSpec, reward
 
 MODES = ("with_control", "state_only")
@@ -71,7 +72,7 @@ def rewards(flat: FlatStore, spec: TaskSpec, mode: str, workers: int = 1) -> Rew
         raise ValueError(f"data.relabel: got {mode!r}, expected one of {list(MODES)}")
     found = _read(flat, spec, mode)
     if found is None:
-        folder = flat.path / "rewards"
+        folder = within(flat.path / "rewards", flat.path, "data.store_dir")
         try:
             folder.mkdir(exist_ok=True)
             with locked(folder, lambda: None):

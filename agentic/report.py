@@ -58,7 +58,8 @@ def write_report(output: Path, tasks: Sequence[str], console: Console) -> None:
     parts: list[tuple[str, list[Sheet], dict[str, bytes]]] = []
     for section, found in sections.items():
         drawn = figures(section, found, [run for run in runs if run.section == section])
-        named = {f"{section.replace(' ', '_')}_{name}.png": png for name, png in drawn.items()}
+        plain = re.sub(r"[^\w.%+-]", "_", section)  # a name of anyone's, which must not be a path
+        named = {f"{plain}_{name}.png": png for name, png in drawn.items()}
         for name, png in named.items():
             write_atomically(folder / name, png)
         parts.append((section, sheets(section, found), named))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from agentic.entries import check
 from agentic.launch import read_record
-from agentic.results import CONTEXTS, read_entries
+from agentic.results import CONTEXTS, read_document
 from agentic.runs import CONFIG_FILE
+from agentic.texts import parse_json, read_yaml
 
 METHODS = ("bc", "dt", "at")
+_CONFIG = {"task": {"name": str, "collect": {"recipe": str}}, "chain": {}}  # what is read of it
 # Seeds of one row on one task differ in nothing of this.
 _SETTINGS = (
     "train_settings",
@@ -116,18 +118,23 @@ def _rank(method: str) -> int:
 
 def _read(path: Path, directory: Path) -> Run:
     run_dir = path.parent
-    entries = read_entries(path)
+    content = read_document(path)
+    entries = content["results"]
     if not entries:
         raise ValueError(f"{path}: got no results, expected at least one")
     first = entries[0]
     asked = first["target"]["asked"]
+    for entry in entries:
+        for name in ("contexts", "trials"):
+            if entry[name] != first[name]:
+                raise ValueError(f"{path}: got entries of different {name}, expected equal ones")
     try:
-        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text())
-        task = config["task"]["name"]
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+        config = read_yaml(run_dir / CONFIG_FILE)
+        check("config", config, _CONFIG)
+        section, row = _named(run_dir.relative_to(directory).parts, first, config)
+    except ValueError as error:
         raise ValueError(f"{run_dir / CONFIG_FILE}: damaged ({error})") from error
-    section, row = _named(run_dir.relative_to(directory).parts, task, first, config)
-    content = json.loads(path.read_text())
+    task = config["task"]["name"]
     metrics = _metrics(run_dir / "metrics.jsonl")
     sessions = read_record(run_dir.with_name(f"{run_dir.name}.json"))
     peaks = [line["train/memory_bytes"] for line in metrics if "train/memory_bytes" in line]
@@ -174,16 +181,19 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _named(
-    parts: tuple[str, ...], task: str, entry: dict[str, Any], config: dict[str, Any]
+    parts: tuple[str, ...], entry: dict[str, Any], config: dict[str, Any]
 ) -> tuple[str, str]:
     """Section and row."""
+    task = config["task"]["name"]
     if len(parts) == 4 and parts[1] == task and parts[3] == f"seed{entry['train_seed']}":
         return parts[0], parts[2]
     data = config.get("algorithms") or [config["task"]["collect"]["recipe"]]
+    check("algorithms", data, [str])
     section = " ".join([entry["layout"], *data])
     if entry["method"] == "at":
         return section, f"AT-{entry['train_trajectories']}"
     top = config["chain"].get("top", 1.0)
+    check("chain.top", top, float)
     return section, entry["method"].upper() + (f"-{top:.0%}" if top < 1 else "")
 
 
@@ -191,7 +201,12 @@ def _metrics(path: Path) -> list[dict[str, float]]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            check("line", line, {"step": int})
+            for name, value in line.items():
+                check(name, value, float)
+        return lines
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error})") from error
 

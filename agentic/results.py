@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from agentic.entries import check, check_entries
 from agentic.episodes import write_atomically
 from agentic.evaluator import Trials
 from agentic.statistics import SeedEstimate, estimate, expected_max, over_seeds, slopes
+from agentic.texts import read_json
 
 SCHEMA_VERSION = 1
 PACKAGES = ("torch", "numpy", "mujoco", "dm_control", "gymnasium")
@@ -138,14 +140,30 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: it is damaged, or of another version.
     """
+    return read_document(path)["results"]
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """All of an existing results.json; what it says of versions is a mapping of texts or null.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+    """
     try:
-        content = json.loads(path.read_text())
-        found, entries = content["schema_version"], content["results"]
-    except (ValueError, KeyError, TypeError) as error:
+        content = read_json(path)
+        check("file", content, {"schema_version": int})
+        found = content["schema_version"]
+        if found == SCHEMA_VERSION:
+            check_entries(content.get("results"))
+            check("git_commit", content.get("git_commit"), (None, str))
+            check("versions", content.get("versions"), (None, {}))
+            for name, number in (content.get("versions") or {}).items():
+                check(f"versions.{name}", number, str)
+    except ValueError as error:
         raise ValueError(f"{path}: damaged ({error}), expected what an evaluation wrote") from error
     if found != SCHEMA_VERSION:
         raise ValueError(f"{path}: got version {found}, expected {SCHEMA_VERSION}")
-    return entries
+    return content
 
 
 def last_return(entries: Sequence[dict[str, Any]]) -> float:

@@ -16,11 +16,14 @@ from agentic import checkpoint, migrations
 from agentic.budget import VARIANTS, Budget, gib
 from agentic.config import TrainConfig
 from agentic.episodes import write_atomically
+from agentic.interpolation import check_values
 from agentic.model import ModelSpec
 from agentic.scale import ParallelConfig
 from agentic.store import EpisodeStore
 from agentic.strict import build
+from agentic.texts import read_yaml
 from agentic.trainer import Trainer
+from agentic.within import within
 from parallel.kernels import kernel_for
 from parallel.mesh import CUBE
 
@@ -93,6 +96,7 @@ def open_run(config: TrainConfig) -> tuple[str, bool]:
     """
     if config.resume is not None:
         run_dir = Path(config.resume)
+        within(run_dir / "checkpoints", run_dir, "resume")
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         return str(run_dir), bool(checkpoint.step_files(run_dir))
     if config.run_dir is None:
@@ -143,9 +147,10 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"resume: got {run_dir}, expected a run directory with {CONFIG_FILE}")
     try:
-        values = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"resume: {path} is not yaml ({error})") from error
+        values = read_yaml(path)
+        check_values(values)
+    except ValueError as error:
+        raise ValueError(f"resume: {path} is not what a run writes ({error})") from error
     try:
         return build(TrainConfig, migrations.settings(values)[0])
     except ValueError as error:

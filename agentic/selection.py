@@ -7,7 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_PATTERN = re.compile(r"([^:/]+)(?::(first|even)_(\d{1,12}(?:\.\d{1,12})?)([kM%]?))?")
+_PATTERN = re.compile(r"([^:/.][^:/]*)(?::(first|even)_(\d{1,12}(?:\.\d{1,12})?)([kM%]?))?")
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "%": 0.01}
 EXPECTED = (
     "<algorithm>, or <algorithm>:first_<amount> or <algorithm>:even_<amount> with an amount of "

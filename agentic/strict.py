@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_SHOWN = 200  # most characters of a value in a message
 
 
 def build(cls: type[T], values: object, field: str = "") -> T:
@@ -24,10 +25,10 @@ def build(cls: type[T], values: object, field: str = "") -> T:
             is expected.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{field or cls.__name__}: got {values!r}, expected a mapping")
+        raise ValueError(f"{field or cls.__name__}: got {_shown(values)}, expected a mapping")
     prefix = f"{field}." if field else ""
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = [str(key) for key in values if key not in known]
+    unknown = [str(key)[:_SHOWN] for key in values if key not in known]
     if unknown:
         raise ValueError(f"{prefix}{unknown[0]}: unknown setting, expected one of {list(known)}")
     hints = get_type_hints(cls)
@@ -59,7 +60,7 @@ def _convert(hint: Any, value: object, field: str) -> Any:
                 return float(value)
     elif type(value) is hint:
         return value
-    raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
+    raise ValueError(f"{field}: got {_shown(value)}, expected {_spell(hint)}")
 
 
 def _convert_to_one_of(hint: types.UnionType, value: object, field: str) -> Any:
@@ -74,7 +75,12 @@ def _convert_to_one_of(hint: types.UnionType, value: object, field: str) -> Any:
             return _convert(kind, value, field)
         except ValueError:
             continue
-    raise ValueError(f"{field}: got {value!r}, expected {_spell(hint)}")
+    raise ValueError(f"{field}: got {_shown(value)}, expected {_spell(hint)}")
+
+
+def _shown(value: object) -> str:
+    """The beginning of it: a file may hold anything of any length."""
+    return repr(value)[:_SHOWN]
 
 
 def _spell(hint: Any) -> str:
@@ -90,7 +96,7 @@ def _spell(hint: Any) -> str:
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises ValueError for a setting that is none of the allowed ones."""
     if value not in allowed:
-        raise ValueError(f"{field}: got {value!r}, expected one of {list(allowed)}")
+        raise ValueError(f"{field}: got {_shown(value)}, expected one of {list(allowed)}")
 
 
 def at_least(field: str, value: float, least: float) -> None:

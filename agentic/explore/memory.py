@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from agentic import plain
 from agentic.episodes import episode_files, write_atomically
 
 FORMAT = "agentic-learner"
@@ -65,9 +66,13 @@ class Memory:
         content, checksum = content[:-4], content[-4:]
         if _checksum(content) != checksum:
             raise ValueError(f"{self.path} is damaged")
-        # Whole, so what is in it is what was saved.
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if (state["format"], state["version"]) != (FORMAT, VERSION):
+        try:
+            state = plain.load(content)
+        except ValueError as error:
+            raise ValueError(f"{self.path} is damaged ({error})") from error
+        if not isinstance(state, dict):
+            raise ValueError(f"{self.path} is not a learner")
+        if (state.get("format"), state.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"{self.path} is not a learner of this version")
         return state
 

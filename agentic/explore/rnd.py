@@ -10,7 +10,7 @@ Axes: E environments, U updates in a row, B batch, O observation, A action.
 """
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from agentic.collect_config import RndConfig, small_rnd
+from agentic.entries import check
 from agentic.episodes import Episode, read_episode
 from agentic.explore import noise
 from agentic.explore.ddpg import Ddpg, DdpgSettings, linear
 from agentic.explore.memory import Memory
 from agentic.explore.recording import Recording
 from agentic.explore.replay import Replay
+from agentic.strict import at_least, between
 from envs import EnvPool, TaskSpec
 
 CLAMP = 5.0  # standardised observations stay within +-5
@@ -81,7 +83,12 @@ def problem(memory: Memory, config: RndConfig | None) -> str | None:
         if not memory.path.exists() and episodes == 0:
             return None
         return f"rnd: {error}; a new learner begins, with {episodes} episodes in its replay"
-    for name in ("hidden", "novelty_hidden", "novelty_size"):
+    sizes = ("hidden", "novelty_hidden", "novelty_size")
+    try:
+        check("config", state.get("config"), dict.fromkeys(sizes, int))
+    except ValueError as error:
+        raise ValueError(f"{memory.path} is not a learner ({error})") from error
+    for name in sizes:
         before, asked = state["config"][name], getattr(config or small_rnd(), name)
         if before != asked:
             raise ValueError(
@@ -144,7 +151,12 @@ class Learner(Replay):
             state = memory.load()
         except ValueError:
             return  # whoever starts the recipe has said so
-        self.load_state(state)
+        try:
+            self.load_state(state)
+        except ValueError as error:
+            raise ValueError(
+                f"{memory.path} is not of this learner ({error}); without it a new one begins"
+            ) from error
 
     def refill(self, files: Iterable[Path]) -> None:
         """Stores the transitions of the last files, as many as the replay holds.
@@ -188,11 +200,25 @@ class Learner(Replay):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, with this learner's own rates."""
+        """Goes on from `state`, with this learner's own rates.
+
+        Raises:
+            ValueError: it is not that of a learner of these sizes.
+        """
+        check("counts", state.get("counts"), {"steps": int, "updates": int, "owed": float})
+        for name in ("steps", "updates"):
+            at_least(name, state["counts"][name], 0)
+        between("owed", state["counts"]["owed"], 0, 1)
         for name, part in self._parts().items():
-            part.load_state_dict(state[name])
             if isinstance(part, torch.optim.Optimizer):
-                part.param_groups[0]["lr"] = self.config.learning_rate
+                found = state.get(name)
+                moments = found.get("state") if isinstance(found, dict) else None
+                _check_moments(name, moments, part)
+                groups = part.state_dict()["param_groups"]  # this learner's own rates
+                part.load_state_dict({"state": moments, "param_groups": groups})
+            else:
+                _check_tensors(name, state.get(name), part.state_dict())
+                part.load_state_dict(state[name])
         self.steps = state["counts"]["steps"]
         self.updates = state["counts"]["updates"]
         self.owed = state["counts"]["owed"]
@@ -291,3 +317,27 @@ def _perceptron(
 
 def _rows(observation: np.ndarray, action: np.ndarray, later: np.ndarray) -> Tensor:
     return torch.from_numpy(np.concatenate((observation, action, later), axis=1))
+
+
+def _check_moments(name: str, moments: Any, optimiser: torch.optim.Optimizer) -> None:
+    """Raises ValueError where they are not Adam's of these parameters, or of none of them."""
+    parameters = optimiser.param_groups[0]["params"]
+    numbers = range(len(parameters))
+    if not isinstance(moments, dict) or (moments and set(moments) != set(numbers)):
+        raise ValueError(f"{name}: expected moments of {len(parameters)} parameters, or none")
+    for number, of_one in moments.items():
+        like = {key: parameters[number] for key in ("exp_avg", "exp_avg_sq")}
+        _check_tensors(f"{name}.{number}", of_one, like | {"step": torch.zeros(())})
+
+
+def _check_tensors(name: str, found: Any, expected: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where a dict has other keys, shapes or dtypes than expected."""
+    if not isinstance(found, dict) or found.keys() != expected.keys():
+        raise ValueError(f"{name}: expected {sorted(expected)}")
+    for key, like in expected.items():
+        tensor = found[key]
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
+            raise ValueError(f"{name}.{key}: got no tensor")
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+            got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{name}.{key}: got {got}, expected {tuple(like.shape)}")

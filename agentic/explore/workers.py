@@ -47,7 +47,7 @@ def stream(
     Raises:
         ValueError: the recipe is unknown, `workers` is negative, or a learner in the folder does
             not fit; on the call, not later.
-        WorkerError: a worker failed or died.
+        WorkerError: a worker failed or died; its own ValueError comes as it is.
     """
     if workers < 0:
         raise ValueError(f"workers: got {workers}, expected at least 0")
@@ -95,11 +95,13 @@ def _receive(reader: Any, worker: BaseProcess) -> Episode:
         raise WorkerError(message) from None
     if isinstance(result, str):
         raise WorkerError(f"{worker.name} failed:\n{result}")
+    if isinstance(result, ValueError):
+        raise result
     return result
 
 
 def _work(recipe: Recipe, task: TaskSpec, seed: np.random.SeedSequence, writer: Any) -> None:
-    """Body of a worker: sends episodes, or at last one traceback as text."""
+    """Body of a worker: sends episodes, or at last a ValueError, or a traceback as text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
     torch.set_num_threads(1)
     quiet_simulator()
@@ -108,5 +110,7 @@ def _work(recipe: Recipe, task: TaskSpec, seed: np.random.SeedSequence, writer: 
             writer.send(episode)
     except BrokenPipeError:
         pass  # the parent is gone
+    except ValueError as error:  # the user's to mend, as everywhere
+        writer.send(ValueError(str(error)))
     except Exception:
         writer.send(traceback.format_exc())

@@ -182,12 +182,22 @@ RND = {"section": "rnd", "tasks": ("walker_walk",), "collect": ("recipe=rnd",)}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"overrides": ("stepz=5",)}, "main/cartpole_swingup/DT: Could not override 'stepz'"),
-        ({"rows": {"X": ("method=xt",)}}, "rows: main/cartpole_swingup/X: .*method/xt"),
+        ({"overrides": ("stepz=5",)}, "main/cartpole_swingup/DT: stepz: unknown setting"),
+        (
+            {"rows": {"X": ("method=xt",)}},
+            "rows: main/cartpole_swingup/X: method: got 'xt'",
+        ),
         ({"rows": {"X": ("steps=0",)}}, "main/cartpole_swingup/X: steps: got 0"),
         ({"rows": {"X": ("method=dt", "trajectories=4")}}, "X: chain.trajectories: got 4"),
         ({"rows": {"X": ("run_dir=x",)}}, "rows: got 'run_dir=x' in main/cartpole_swingup/X"),
         ({"overrides": ("++seed=5",)}, r"rows: got '\+\+seed=5'"),
+        ({"overrides": ("~run_dir",)}, r"rows: got '~run_dir'"),
+        ({"overrides": ("hydra.mode=MULTIRUN",)}, "rows: .*: hydra.mode: is hydra's own"),
+        ({"overrides": ("hydra.sweep.dir=/x",)}, "rows: .*: hydra.sweep.dir: is hydra's own"),
+        ({"overrides": ("--multirun",)}, "rows: .*got '--multirun', expected name=value"),
+        ({"overrides": ("precision=${oc.env:HOME}",)}, "rows: .*: precision: got .*oc.env"),
+        ({"collect": ("data_dir=/x",)}, "collect: got 'data_dir=/x'"),
+        ({"collect": ("hydra.run.dir=/x",)}, "collect: .*: hydra.run.dir: is hydra's own"),
         ({"extra": (Section(**RND),)}, r"algorithms: got \['td3'\] in rnd/walker_walk/DT"),
         (
             {"extra": (Section(**RND, overrides=("algorithms=[td3]",)),)},

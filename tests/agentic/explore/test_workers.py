@@ -1,4 +1,5 @@
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 
@@ -32,9 +33,12 @@ def test_one_worker_gives_the_episodes_of_this_process():
 
 def test_a_failing_worker_raises_with_its_message(monkeypatch):
     # A spawned process imports the recipes anew: only what is sent to it can break it.
-    broken = type(CARTPOLE)(**{**vars(CARTPOLE), "name": "cartpole_nowhere"})
     before = set(children())
-    with pytest.raises(workers.WorkerError, match="cartpole_nowhere"):
+    broken = replace(CARTPOLE, name="cartpole_nowhere")
+    with pytest.raises(ValueError, match="^task: got 'cartpole_nowhere'"):
+        next(stream("random", broken, seed=0, workers=2))
+    broken = replace(CARTPOLE, episode_steps="ten")
+    with pytest.raises(workers.WorkerError, match="TypeError"):
         next(stream("random", broken, seed=0, workers=2))
     assert set(children()) <= before
 

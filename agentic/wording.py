@@ -1,0 +1,55 @@
+"""Errors of the user's, each in one line: the setting or file, what was given, what is expected."""
+
+import re
+
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from omegaconf.errors import OmegaConfBaseException
+
+from envs import expand
+
+# What hydra says of a setting, and what is said here; hydra's own advice is for other software.
+_OF_SETTINGS = (
+    (r"Could not override '([^']*)'", "{0}: unknown setting, expected one that --cfg job shows"),
+    (r"Could not delete .*'([^']*)' does not exist", "{0}: unknown setting, cannot be taken out"),
+    (r"Could not append .* already at '([^']*)'", "{0}: is there already, expected {0}=value"),
+    (
+        r"(?:Ambiguous value for argument|Sweep parameters) '([^'=]*)=(.*)'",
+        "{0}: got {1!r}, expected one value, a list [a,b] or, with -m, one job for each",
+    ),
+    (r"Error merging override ([^=]*)=(.*)", "{0}: got {1!r}, expected another kind of value"),
+    (r"Multiple values for ([^.]*)\.", "{0}: given several times, expected once"),
+)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks and without hydra's tail."""
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror}"
+    text = str(error)
+    if isinstance(error, MissingConfigException):
+        text = _unknown_choice(error)
+    elif isinstance(error, ConfigCompositionException):
+        text = text or str(error.__cause__)
+        for pattern, words in _OF_SETTINGS:
+            if found := re.match(pattern, text, re.DOTALL if "already" in pattern else 0):
+                text = words.format(*found.groups())
+                break
+    elif isinstance(error, OmegaConfBaseException) and error.full_key:
+        text = f"{error.full_key}: {str(error.msg or error).partition(chr(10))[0]}"
+    # Hydra's long tail tells where it searched, which is inside the package.
+    return " ".join(text.split("Config search path")[0].split())
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    """A group has no such file."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if group == "task" and error.options:
+        try:
+            expand(name)
+        except ValueError as unknown:
+            return str(unknown)
+        return f"task: {name} has no settings in configs/task"
+    if group and error.options:
+        return f"{group}: got {name!r}, expected one of {list(error.options)}"
+    return str(error)
