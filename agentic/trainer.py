@@ -18,14 +18,13 @@ from tqdm import tqdm
 from agentic import checkpoint
 from agentic.config import TrainConfig
 from agentic.cube_model import CubeTransformer
-from agentic.evaluator import Interrupted
 from agentic.imitation import Imitation, clip_gradients, ended, learning_rate, seed_micro_batch
 from agentic.interrupt import Interrupt
 from agentic.layout import Layout, changed
 from agentic.metrics import MetricLog, peak_memory
 from agentic.model import AgenticTransformer, InUnits
 from agentic.sampler import ChainSampler
-from agentic.selecting import score_of, trial_scalars
+from agentic.selecting import Rollouts
 from agentic.store import EpisodeStore
 from agentic.stream import ChainStream
 from agentic.strict import build
@@ -124,11 +123,8 @@ class Trainer:
         )
         self.step = 0
         self.saved: int | None = None  # the last step with a checkpoint
-        self.best: dict[str, Any] | None = None
-        self.rolled = 0  # the last step whose rollouts are done, or were left out
+        self.rollouts = Rollouts(config, store)
         self.spent = 0.0  # seconds of training, rollouts among them
-        self.spent_rolling = 0.0
-        self.last_rollout = 0.0  # seconds
         self.updated = [0.0, 0]  # seconds and tokens of the updates since the last logged one
 
     def state(self) -> dict[str, Any]:
@@ -146,9 +142,9 @@ class Trainer:
             "averaged": self.averaged.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
-            "best": self.best,
-            "rolled": self.rolled,
-            "spent": [self.spent, self.spent_rolling, self.last_rollout],
+            "best": self.rollouts.best,
+            "rolled": self.rollouts.done,
+            "spent": [self.spent, self.rollouts.spent, self.rollouts.last],
             "updated": list(self.updated),
         }
 
@@ -173,10 +169,11 @@ class Trainer:
                 "checkpoint; a run goes on with its own settings"
             )
         self.step = state["step"]
-        self.best = state["best"]
+        rollouts = self.rollouts
+        rollouts.best = state["best"]
         # Checkpoints from before these were kept: nothing is repeated.
-        self.rolled = state.get("rolled", self.step)
-        self.spent, self.spent_rolling, self.last_rollout = state.get("spent", (0.0, 0.0, 0.0))
+        rollouts.done = state.get("rolled", self.step)
+        self.spent, rollouts.spent, rollouts.last = state.get("spent", (0.0, 0.0, 0.0))
         self.updated = list(state.get("updated", (0.0, 0)))
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
@@ -215,7 +212,7 @@ class Trainer:
             began = time.monotonic() - self.spent
             while (ended_by := ended(interrupt, self.mesh, self.device)) is None:
                 self.spent = time.monotonic() - began
-                if self._rollout_due():  # first: a run that ended in one begins with it again
+                if self.rollouts.due(self.step):  # first: a run that ended in one begins with it again
                     self._rollout(log, interrupt)
                     continue
                 if self.step == config.steps:
@@ -242,7 +239,7 @@ class Trainer:
                     )
                 if self._due(clocks.histogram_steps):
                     self._histograms(log)
-                if self._due(clocks.checkpoint_steps) or self._rollout_due():
+                if self._due(clocks.checkpoint_steps) or self.rollouts.due(self.step):
                     self.save()
         if self.saved != self.step:
             self.save()
@@ -329,61 +326,24 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
-    def _rollout_due(self) -> bool:
-        clocks, steps = self.config.clocks, self.config.steps
-        late = self.step >= clocks.rollout_from * steps
-        return (
-            clocks.rollout_steps > 0
-            and late
-            and self.step > self.rolled
-            and (self._due(clocks.rollout_steps) or self.step == steps)
-        )
-
     def _rollout(self, log: MetricLog | None, interrupt: Interrupt) -> None:
-        """Acts in the simulator, unless that would take more than its share of the time so far.
-
-        The first and the last step's rollouts are never left out. The first process acts, however
-        long it takes, and the others wait.
-        """
+        """Acts in the simulator: the first process, however long it takes, and the others wait."""
         acting = self.acting()
+
+        def asked() -> bool:
+            return interrupt.signal is not None
+
         told = self.world.on_main(
-            lambda: self._act(acting, log, interrupt), lambda: interrupt.signal is not None
+            lambda: self.rollouts.act(self.step, acting, self.spent, log, asked), asked
         )
         if told == "interrupted":
             return
-        if told is not None and (self.best is None or told >= self.best["score"]):
-            self.best = {"score": told, "step": self.step}
+        if told is not None and self.rollouts.beats(told):
+            self.rollouts.best = {"score": told, "step": self.step}
             path = self.run_dir / "checkpoints" / checkpoint.BEST
             checkpoint.save(path, self.state(), self.layout)
-        self.rolled = self.step
+        self.rollouts.done = self.step
         self.save()
-
-    def _act(
-        self, acting: InUnits, log: MetricLog | None, interrupt: Interrupt
-    ) -> float | str | None:
-        """The last trial's return over the dataset's best; None where it was left out."""
-        more, most = self.last_rollout, self.config.clocks.rollout_share
-        share = (self.spent_rolling + more) / (self.spent + more)
-        if share > most and self.step < self.config.steps:
-            self._say(
-                f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
-                f"(clocks.rollout_share={most})"
-            )
-            return None
-        began = time.monotonic()
-        try:
-            score, by_task = score_of(
-                acting, self.store, self.config, lambda: interrupt.signal is not None
-            )
-        except Interrupted:
-            return "interrupted"
-        for name, returns_CN in by_task.items():
-            self._log(log, trial_scalars(f"rollout/{name}", returns_CN))
-            told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
-            self._say(f"step {self.step}: {name} trial by trial {told}")
-        self.last_rollout = time.monotonic() - began
-        self.spent_rolling += self.last_rollout
-        return score
 
     def _histograms(self, log: MetricLog | None) -> None:
         whole = self._whole("model", self.model)
