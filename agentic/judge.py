@@ -304,7 +304,9 @@ def _learned(trained: dict[str, Any]) -> dict[str, Any]:
         older = {"window_fraction": chain.pop("window_fraction")}
         chain["window_batch"] = chain["window_steps"]
     config = build(TrainConfig, trained | {"chain": chain})
-    return asdict(replace(config.learning, seed=0)) | older
+    learned = asdict(replace(config.learning, seed=0)) | older
+    del learned["optimizer"]["skip_limit"]
+    return learned
 
 
 def _target(state: dict[str, Any], task: str, asked: float | str) -> float:

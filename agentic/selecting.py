@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from agentic.config import TrainConfig
+from agentic.console import say
 from agentic.evaluator import SELECTION, Context, Interrupted, kept_trials, trial_seeds
 from agentic.metrics import MetricLog
 from agentic.model import InUnits
@@ -44,7 +44,7 @@ class Rollouts:
         )
 
     def beats(self, score: float) -> bool:
-        """Whether a score is the best so far; the later one of two alike."""
+        """Whether a score is the best so far; of two alike the later one."""
         return self.best is None or score >= self.best["score"]
 
     def act(
@@ -70,7 +70,7 @@ class Rollouts:
         share = (self.spent + self.last) / (spent + self.last)
         most = self.config.clocks.rollout_share
         if share > most and step < self.config.steps:
-            tqdm.write(
+            say(
                 f"step {step}: no rollouts, they would take {share:.0%} of the time so far "
                 f"(clocks.rollout_share={most})"
             )
@@ -84,7 +84,7 @@ class Rollouts:
             if log is not None:
                 log.scalars(step, trial_scalars(f"rollout/{name}", returns_CN))
             told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
-            tqdm.write(f"step {step}: {name} trial by trial {told}")
+            say(f"step {step}: {name} trial by trial {told}")
         self.last = time.monotonic() - began
         self.spent += self.last
         return score

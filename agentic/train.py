@@ -64,7 +64,8 @@ def command(values: dict[str, Any]) -> None:
         command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
     again = f"{command_line} resume={run_dir}"
     told = config_text(config)
-    with MetricLog(run_dir, trainer.step, told) if world.main else nullcontext() as log:
+    log = MetricLog(run_dir, trainer.step, told, lines=trainer.logged) if world.main else None
+    with log or nullcontext():
         ended_by = trainer.train(log)
     world.close()
     if ended_by is not None:

@@ -92,7 +92,7 @@ def _train(rank, case, run_dir, steps, resume=None, dtype=torch.float64):
     if resume is not None:
         trainer.load_state(checkpoint.load(resume, trainer.layout))
     if trainer.world.main:
-        with MetricLog(run_dir, trainer.step) as log:
+        with MetricLog(run_dir, trainer.step, lines=trainer.logged) as log:
             trainer.train(log, progress=False)
     else:
         trainer.train(None)
