@@ -147,6 +147,7 @@ class OptimizerConfig:
     clip_norm: float
     average: float  # decay per step of the averaged weights that act and are judged; 0: the last
     accumulate: int  # micro-batches per step
+    skip_limit: int = 5  # steps in a row that are not finite, and left out, before training stops
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
@@ -163,6 +164,7 @@ class OptimizerConfig:
         if not 0 <= self.average < 1:
             raise ValueError(f"optimizer.average: got {self.average}, expected a value in [0, 1)")
         at_least("optimizer.accumulate", self.accumulate, 1)
+        at_least("optimizer.skip_limit", self.skip_limit, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,7 @@ class TrainConfig:
             resume=None,
             data_dir="",
             parallel=ParallelConfig(),
+            optimizer=replace(self.optimizer, skip_limit=1),
             data=replace(self.data, store_dir=None, workers=None, prefetch=0),
             rollout=replace(self.rollout, threads=None, workers=None),
             evaluation=replace(self.evaluation, threads=None, workers=None),

@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agentic.foreign_config import guard
 from agentic.interpolation import plain
+from agentic.memory import ran_out, spell_failure
 from agentic.wording import one_line
 from envs import quiet_simulator
 from parallel.world import MainFailed, PeerLost, own_rank, processes
@@ -39,7 +41,8 @@ def run(
 
     A ValueError, an OSError or a configuration that hydra refuses ends the process with exit
     code 2 and one line on standard error. Programming errors keep their traceback. Ctrl-C and
-    SIGTERM end it with 130 and 143, after everything has been closed.
+    SIGTERM end it with 130 and 143, after everything has been closed. Where memory ran out there is
+    one line as well.
 
     Of several processes, only rank 0 tells what all have found before they met; later each tells
     its own, with its rank in front. A process that ends because of another one has exit code 3:
@@ -93,10 +96,33 @@ def _told(command: str) -> Iterator[None]:
         _end(3, f"{command}: error: {one_line(error)}", by_all=True)
     except MainFailed:
         _end(3, "")
-    except Terminated:
-        _end(128 + signal.SIGTERM, f"{command}: terminated")
-    except KeyboardInterrupt:
-        _end(128 + signal.SIGINT, f"{command}: interrupted")
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        _end(2, f"{command}: error: {spell_failure(error)}", by_all=dist.is_initialized())
+    except Terminated as error:
+        _end(128 + signal.SIGTERM, "; ".join([f"{command}: terminated", *_notes(error)]))
+    except KeyboardInterrupt as error:
+        _end(128 + signal.SIGINT, "; ".join([f"{command}: interrupted", *_notes(error)]))
+
+
+@contextmanager
+def going_on(command_line: str) -> Iterator[None]:
+    """Has an interruption say which command goes on with the work."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(f"go on with {command_line}")
+        raise
+
+
+def same_command(command: str) -> str:
+    """The command line that was given, for a shell."""
+    return shlex.join([command, *sys.argv[1:]])
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _unread() -> bool:

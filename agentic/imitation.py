@@ -2,15 +2,19 @@
 
 import math
 import signal
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from agentic.config import TrainConfig
 from agentic.cube_model import CubeTransformer
 from agentic.interrupt import Interrupt
 from agentic.model import InUnits
+from agentic.stream import ChainStream
 from agentic.tokens import Steps
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
@@ -45,6 +49,48 @@ def seed_micro_batch(seed: int, index: int) -> None:
     """Makes what micro-batch `index` draws its own, whoever takes it and however often resumed."""
     drawn = np.random.SeedSequence([seed, index]).generate_state(1)
     torch.manual_seed(int(drawn[0]))
+
+
+def accumulate(
+    learner: nn.Module,
+    model: InUnits,
+    stream: ChainStream,
+    config: TrainConfig,
+    mesh: CubeMesh,
+    asked: Callable[[], signal.Signals | None],
+) -> tuple[float, float] | None:
+    """Adds up the gradients of a step's micro-batches.
+
+    Args:
+        learner: an `Imitation` of the model, or one that averages the gradients of its copies.
+        model: what learns.
+        stream: the micro-batches.
+        config: the run's settings.
+        mesh: the processes.
+        asked: the signal to end that any of them has got.
+
+    Returns:
+        The mean loss and the number of tokens, of all processes; None where they were asked to end
+        between two micro-batches: some of the gradients are there, and some have been taken.
+    """
+    copies = mesh.sizes["dp"]
+    count = config.optimizer.accumulate // copies
+    sums = torch.zeros(2, dtype=torch.float64, device=model.device)  # loss, tokens
+    for k in range(count):
+        if k > 0 and asked() is not None:
+            return None
+        seed_micro_batch(config.seed, stream.position + mesh.place["dp"])
+        steps, weight_BL = next(stream)
+        # Gradients of copies are averaged once, with the last micro-batch.
+        last = k == count - 1 or not isinstance(learner, DistributedDataParallel)
+        with nullcontext() if last else learner.no_sync():  # type: ignore[operator]
+            loss = learner(steps, weight_BL) / count
+            loss.backward()
+        sums[0] += loss.detach()
+        sums[1] += int(steps.valid.sum()) * model.spec.tokens_per_step
+    sums[0] = all_reduce(sums[0], mesh, CUBE) / copies
+    loss, tokens = all_reduce(sums, mesh, "dp").tolist()
+    return loss, tokens
 
 
 def clip_gradients(model: InUnits, most: float, mesh: CubeMesh) -> float:

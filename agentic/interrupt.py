@@ -4,7 +4,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from tqdm import tqdm
+from agentic.console import say
 
 
 class Interrupt:
@@ -29,7 +29,7 @@ class Interrupt:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
         if not self.quiet:
-            tqdm.write(f"{self.signal.name}: saving and ending; once more to end without saving")
+            say(f"{self.signal.name}: saving and ending; once more to end without saving")
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -28,6 +28,7 @@ from agentic.evaluator import (
 )
 from agentic.journal import Journal
 from agentic.locks import locked
+from agentic.memory import planned
 from agentic.model import InUnits
 from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
@@ -36,6 +37,10 @@ from agentic.table import print_table
 from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
+ADVICE = (
+    "agentic-evaluate with a smaller batch (contexts at once), a smaller remember or cache=bf16 "
+    "needs less"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +130,6 @@ def judge(
     *,
     output: Path,
     console: Console,
-    again: str = "the same command",
     video: Sequence[str] = (),
     side_by_side: bool = False,
 ) -> None:
@@ -137,7 +141,6 @@ def judge(
         cases: of several training seeds, say.
         output: existing directory.
         console: to print on.
-        again: what goes on with it after an interruption.
         video: which trials are filmed, see `agentic.video.film`.
         side_by_side: in one film.
 
@@ -152,9 +155,10 @@ def judge(
         journal = Journal(output, settings(cases))
         try:
             for number, case in enumerate(cases):
-                entries += _judge(case, number, journal, output, console, video, side_by_side)
-        except KeyboardInterrupt:
-            console.print(f"finished trials are kept in {output}; {again} goes on", soft_wrap=True)
+                with planned(lambda: ADVICE):
+                    entries += _judge(case, number, journal, output, console, video, side_by_side)
+        except KeyboardInterrupt as error:
+            error.add_note(f"finished trials are kept in {output}")
             raise
         write_curves(entries, output)
         results.write(output / "results.json", results.document(entries, settings(cases)))
@@ -277,6 +281,7 @@ def _about(case: Case) -> dict[str, Any]:
     """Which model, trained and judged how."""
     trained, config = case.state["config"], case.config
     learned = asdict(replace(build(TrainConfig, trained).learning, seed=0))
+    del learned["optimizer"]["skip_limit"]  # changes nothing of what is learned
     return {
         "checkpoint": str(case.path),
         "checkpoint_step": case.state["step"],

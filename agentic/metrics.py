@@ -1,48 +1,104 @@
 """Where numbers go: TensorBoard and, the same scalars, one JSON object a line."""
 
 import json
+import os
 import resource
+import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard import summary
 
-from agentic.episodes import write_atomically
+from agentic.console import say
+
+_TENSORBOARD = "brain.Event:2"  # the version of its files
+# Edges of a histogram's bins: a tenth apart, and fine near zero.
+_EDGES = np.geomspace(1e-12, 1e20, 774)
 
 
 class MetricLog:
-    """TensorBoard events and `metrics.jsonl` in a run directory.
+    """TensorBoard events and `metrics.jsonl` in a run directory; a full disk leaves lines out.
 
     Args:
         run_dir: the run's folder.
         step: the step that the run starts from; what was logged later by an earlier, lost part of
             the run is taken out.
         config: the settings as text, shown on TensorBoard.
+        lines: how many of `metrics.jsonl` belong to the run up to here, since the lost part may
+            have logged more in this very step; None: all up to that step.
+        tell: says that lines are left out.
+
+    Attributes:
+        lines: of `metrics.jsonl` so far.
+
+    Raises:
+        OSError: a file cannot be made.
     """
 
-    def __init__(self, run_dir: Path, step: int, config: str = "") -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        step: int,
+        config: str = "",
+        *,
+        lines: int | None = None,
+        tell: Callable[[str], None] = say,
+    ) -> None:
         path = run_dir / "metrics.jsonl"
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-            write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
-        self._lines = open(path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(run_dir), purge_step=step + 1)
+        kept = _kept(path, step, lines)
+        self.lines = len(kept)
+        self._scalars = _Growing(path, sum(map(len, kept)), tell)
+        # TensorBoard reads files in the order of their names.
+        second, part = divmod(time.time_ns(), 10**9)
+        name = f"{second:010d}.{part:09d}.{socket.gethostname()}.{os.getpid()}"
+        self._events = _Growing(run_dir / f"events.out.tfevents.{name}", 0, tell)
+        self._board = RecordWriter(self._events)
+        self._event(0, file_version=_TENSORBOARD)
+        # TensorBoard forgets what it has read from this step on, and is told again what is kept.
+        self._event(step, session_log=SessionLog(status=SessionLog.START))
+        for values in map(json.loads, kept):
+            if values.pop("step") == step:
+                self._show(step, values)
         if config:
-            lines = (f"    {line}" for line in config.splitlines())  # preformatted
-            self._board.add_text("config", "\n".join(lines))
+            lines_of = (f"    {line}" for line in config.splitlines())  # preformatted
+            self._event(0, summary=summary.text("config", "\n".join(lines_of)))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs named numbers."""
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
-        self._lines.write(json.dumps({"step": step, **values}) + "\n")
-        self._lines.flush()
+        self._show(step, values)
+        self.note(step, values)
+
+    def note(self, step: int, values: dict[str, Any]) -> None:
+        """Logs a line of anything that JSON holds, in `metrics.jsonl` only."""
+        self._scalars.step = step
+        self.lines += self._scalars.write((json.dumps({"step": step, **values}) + "\n").encode())
 
     def histogram(self, step: int, name: str, values: torch.Tensor) -> None:
         """Logs a distribution, on TensorBoard only."""
-        self._board.add_histogram(name, values.detach().float().cpu(), step)
+        edges = np.concatenate([-_EDGES[::-1], [0.0], _EDGES])
+        finite = values.detach().float().cpu()
+        finite = finite[finite.isfinite()]
+        if len(finite):
+            self._event(step, summary=summary.histogram(name, finite.numpy(), edges))
+
+    def _show(self, step: int, values: dict[str, Any]) -> None:
+        """The numbers among the values, for TensorBoard."""
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._event(step, summary=summary.scalar(name, value))
+
+    def _event(self, step: int, **content: Any) -> None:
+        event = Event(step=step, wall_time=time.time(), **content)
+        self._events.step = step
+        self._board.write(event.SerializeToString())
 
     def __enter__(self) -> "MetricLog":
         return self
@@ -53,15 +109,79 @@ class MetricLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._board.close()
-        self._lines.close()
+        self._events.close()
+        self._scalars.close()
 
 
-def _step_of(line: str) -> float:
-    """A line's step; one cut off by a crash counts as never written."""
+class _Growing:
+    """A file that grows by whole records: one for which there is no room leaves no part behind.
+
+    Args:
+        path: of the file, which is made where there is none.
+        size: bytes of it to keep.
+        tell: is told once that records are left out, and once that they are written again.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, size: int, tell: Callable[[str], None]) -> None:
+        self.path, self.size, self.tell = path, size, tell
+        self.step = 0
+        self._whole = True
+        self._file = open(path, "ab", buffering=0)
+        self._file.truncate(size)
+
+    def write(self, record: bytes) -> bool:
+        """Appends a record; whether that could be done."""
+        try:
+            self._append(record)
+        except OSError as error:
+            if self._whole:
+                self.tell(
+                    f"step {self.step}: {self.path}: {error.strerror}; training goes on, and what "
+                    "is to be logged is left out until it can be written again"
+                )
+            self._whole = False
+            return False
+        if not self._whole:
+            self.tell(f"step {self.step}: {self.path}: is written again")
+        self._whole = True
+        return True
+
+    def _append(self, record: bytes) -> None:
+        written = 0
+        try:
+            while written < len(record):
+                written += self._file.write(record[written:])
+        except OSError:
+            if written:
+                self._file.truncate(self.size)
+            raise
+        self.size += len(record)
+
+    def close(self) -> None:
+        """Nothing is left to be written: there is no buffer."""
+        self._file.close()
+
+
+def _kept(path: Path, step: int, lines: int | None) -> list[bytes]:
+    """The lines of a run up to a step, of which it has logged so many."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True)[:lines]:
+        if not (line.endswith(b"\n") and _step_of(line) <= step):  # cut off by a crash, or later
+            break
+        kept.append(line)
+    return kept
+
+
+def _step_of(line: bytes) -> float:
+    """A line's step; a damaged one's is beyond all."""
     try:
         return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return float("inf")
 
 

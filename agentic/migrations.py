@@ -75,6 +75,8 @@ def _filled(old: dict[str, Any]) -> dict[str, Any]:
         "rolled": step,
         "spent": [0.0, 0.0, 0.0],
         "updated": [0.0, 0],
+        "skipped": [0, 0],
+        "logged": None,
     }
 
 

@@ -41,12 +41,15 @@ class Progress:
     rolled: int
     spent: tuple[float, ...]
     updated: tuple[float, ...]
+    skipped: tuple[int, ...]
+    logged: int | None
 
     def __post_init__(self) -> None:
         for name in ("step", "rolled"):
             at_least(name, getattr(self, name), 0)
         at_least("stream.position", self.stream.position, 0)
-        for name, count in (("spent", 3), ("updated", 2)):
+        at_least("logged", self.logged or 0, 0)
+        for name, count in (("spent", 3), ("updated", 2), ("skipped", 2)):
             given = getattr(self, name)
             if len(given) != count or min(given) < 0:
                 raise ValueError(f"{name}: got {list(given)}, expected {count} numbers from 0")

@@ -1,15 +1,93 @@
 """Which checkpoint acts best: rollouts in the course of a training."""
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from agentic.config import TrainConfig
-from agentic.evaluator import SELECTION, Context, kept_trials, trial_seeds
+from agentic.console import say
+from agentic.evaluator import SELECTION, Context, Interrupted, kept_trials, trial_seeds
+from agentic.metrics import MetricLog
 from agentic.model import InUnits
 from agentic.protocol import target_return
 from agentic.statistics import estimate
 from agentic.store import EpisodeStore
+
+
+class Rollouts:
+    """When a training acts in the simulator, within which share of its time, and the best so far.
+
+    Attributes:
+        best: score and step of the rollouts that the best checkpoint was chosen by.
+        done: the last step whose rollouts are done, or were left out.
+        spent: seconds of all rollouts so far.
+        last: seconds of the last ones.
+    """
+
+    def __init__(self, config: TrainConfig, store: EpisodeStore) -> None:
+        self.config, self.store = config, store
+        self.best: dict[str, Any] | None = None
+        self.done = 0
+        self.spent = 0.0
+        self.last = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the rollouts of a step are still to be done."""
+        clocks, steps = self.config.clocks, self.config.steps
+        return (
+            clocks.rollout_steps > 0
+            and step >= clocks.rollout_from * steps
+            and step > self.done
+            and (step % clocks.rollout_steps == 0 or step == steps)
+        )
+
+    def beats(self, score: float) -> bool:
+        """Whether a score is the best so far; of two alike the later one."""
+        return self.best is None or score >= self.best["score"]
+
+    def act(
+        self,
+        step: int,
+        model: InUnits,
+        spent: float,
+        log: MetricLog | None,
+        interrupted: Callable[[], bool],
+    ) -> float | str | None:
+        """The score of a step's model; None where it was left out, or "interrupted".
+
+        Left out is what would take more than its share of the time so far, but never the first and
+        the last step's.
+
+        Args:
+            step: of the training.
+            model: in evaluation mode.
+            spent: seconds of the training, rollouts among them.
+            log: where returns go.
+            interrupted: asked at every step of the simulator.
+        """
+        share = (self.spent + self.last) / (spent + self.last)
+        most = self.config.clocks.rollout_share
+        if share > most and step < self.config.steps:
+            say(
+                f"step {step}: no rollouts, they would take {share:.0%} of the time so far "
+                f"(clocks.rollout_share={most})"
+            )
+            return None
+        began = time.monotonic()
+        try:
+            score, by_task = score_of(model, self.store, self.config, interrupted)
+        except Interrupted:
+            return "interrupted"
+        for name, returns_CN in by_task.items():
+            if log is not None:
+                log.scalars(step, trial_scalars(f"rollout/{name}", returns_CN))
+            told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
+            say(f"step {step}: {name} trial by trial {told}")
+        self.last = time.monotonic() - began
+        self.spent += self.last
+        return score
 
 
 def score_of(

@@ -114,6 +114,11 @@ class EpisodeStore:
         """Bytes of them that stay in this process's memory at most."""
         return min(self.nbytes, HELD_BYTES)
 
+    def name(self, episode: int) -> str:
+        """Algorithm and file of an episode, or its row where there is no file."""
+        part, row = self.parts[self._part_E[episode]], int(self._row_E[episode])
+        return f"{part.name}/{row if part.flat is None else part.flat.index.names[row]}"
+
     def observation(self, episode: np.ndarray, step: np.ndarray | None = None) -> np.ndarray:
         """s_t float32: (..., O) for indices that are broadcast; (..., T, O) for whole episodes."""
         return self._take([p.observation for p in self.parts], 0, episode, step)

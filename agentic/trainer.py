@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from agentic import checkpoint
-from agentic.config import TrainConfig
+from agentic.config import ChainConfig, TrainConfig
+from agentic.console import say
 from agentic.cube_model import CubeTransformer
-from agentic.evaluator import Interrupted
-from agentic.imitation import Imitation, clip_gradients, ended, learning_rate, seed_micro_batch
+from agentic.imitation import Imitation, accumulate, clip_gradients, ended, learning_rate
 from agentic.interrupt import Interrupt
+from agentic.keeping import Keeping
 from agentic.layout import Layout, changed
 from agentic.metrics import MetricLog, peak_memory
 from agentic.migrations import MIGRATED
 from agentic.model import AgenticTransformer, InUnits
+from agentic.nonfinite import Skips, give_up, trace
 from agentic.recovery import newest_sound
 from agentic.sampler import ChainSampler
-from agentic.selecting import score_of, trial_scalars
+from agentic.selecting import Rollouts
 from agentic.store import EpisodeStore
 from agentic.stream import ChainStream
 from agentic.strict import build
@@ -76,8 +78,8 @@ class Trainer:
         self.mesh = mesh or CubeMesh()
         self.device = model.device
         self.model = model
-        copies, accumulate = self.mesh.sizes["dp"], config.optimizer.accumulate
-        assert accumulate % copies == 0, "copies share out the micro-batches of a step"
+        copies = self.mesh.sizes["dp"]
+        assert config.optimizer.accumulate % copies == 0, "copies share out micro-batches"
         cuts = {name: Cut() for name, _ in model.named_parameters()}
         if self.mesh.sizes[CUBE] > 1:
             assert isinstance(model, AgenticTransformer), "no baseline is cut"
@@ -97,40 +99,40 @@ class Trainer:
             weight_decay=config.optimizer.weight_decay,
             fused=True,  # one pass over each parameter
         )
-        sampler = ChainSampler(
-            store,
-            training,
-            config.chain,
-            batch_steps=config.batch_steps,
-            seed=config.seed,
-            context_steps=config.context_steps,
-        )
-        self.stream = ChainStream(
-            sampler, rank=self.mesh.place["dp"], ranks=copies, threads=config.data.prefetch
-        )
-        self.held_out = len(held_out)
-        self.validation: ChainSampler | None = None
-        if config.chain.fits(len(held_out)):
-            self.validation = ChainSampler(
+
+        def sampler(episodes: np.ndarray, chain: ChainConfig) -> ChainSampler:
+            return ChainSampler(
                 store,
-                held_out,
-                replace(config.chain, window_share=0.0),
+                episodes,
+                chain,
                 batch_steps=config.batch_steps,
                 seed=config.seed,
                 context_steps=config.context_steps,
             )
+
+        self.stream = ChainStream(
+            sampler(training, config.chain),
+            rank=self.mesh.place["dp"],
+            ranks=copies,
+            threads=config.data.prefetch,
+        )
+        self.held_out = len(held_out)
+        self.validation: ChainSampler | None = None
+        if config.chain.fits(len(held_out)):
+            self.validation = sampler(held_out, replace(config.chain, window_share=0.0))
         # Imitation acts better with averaged weights than its loss lets one expect: gradient noise
         # is amplified by acting (Block et al. 2024, "Butterfly Effects of SGD Noise").
         self.averaged = AveragedModel(
             self.model, multi_avg_fn=get_ema_multi_avg_fn(config.optimizer.average)
         )
         self.step = 0
-        self.saved: int | None = None  # the last step with a checkpoint
-        self.best: dict[str, Any] | None = None
-        self.rolled = 0  # the last step whose rollouts are done, or were left out
+        self.keeping = Keeping(config, run_dir, self.world, self.layout)
+        self.skips = Skips(config.optimizer.skip_limit)
+        self.interrupt = Interrupt()
+        self.log: MetricLog | None = None
+        self.logged: int | None = 0  # lines of the log, where none is open
+        self.rollouts = Rollouts(config, store)
         self.spent = 0.0  # seconds of training, rollouts among them
-        self.spent_rolling = 0.0
-        self.last_rollout = 0.0  # seconds
         self.updated = [0.0, 0]  # seconds and tokens of the updates since the last logged one
 
     def state(self) -> dict[str, Any]:
@@ -148,10 +150,12 @@ class Trainer:
             "averaged": self.averaged.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.state_dict(),
-            "best": self.best,
-            "rolled": self.rolled,
-            "spent": [self.spent, self.spent_rolling, self.last_rollout],
+            "best": self.rollouts.best,
+            "rolled": self.rollouts.done,
+            "spent": [self.spent, self.rollouts.spent, self.rollouts.last],
             "updated": list(self.updated),
+            "skipped": [self.skips.total, self.skips.in_row],
+            "logged": self.logged if self.log is None else self.log.lines,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -174,18 +178,21 @@ class Trainer:
                 "checkpoint; a run goes on with its own settings"
             )
         self.step = state["step"]
-        self.best = state["best"]
-        self.rolled = state["rolled"]
-        self.spent, self.spent_rolling, self.last_rollout = state["spent"]
+        rollouts = self.rollouts
+        rollouts.best = state["best"]
+        rollouts.done = state["rolled"]
+        self.spent, rollouts.spent, rollouts.last = state["spent"]
         self.updated = list(state["updated"])
+        self.skips.total, self.skips.in_row = state["skipped"]
+        self.logged = state["logged"]
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
-        self.averaged.n_averaged.fill_(self.step)
+        self.averaged.n_averaged.fill_(self.step - self.skips.total)
         # Rates and the like are the settings'; only the moments are the checkpoint's.
         moments = {"state": state["optimizer"]["state"]}
         self.optimizer.load_state_dict(self.optimizer.state_dict() | moments)
         self.stream.load_state_dict(state["stream"])
-        self.saved = self.step
+        self.keeping.step = self.step
 
     def resume(self) -> Path:
         """Goes on from the run's newest sound checkpoint; where it lies.
@@ -203,14 +210,23 @@ class Trainer:
     def train(self, log: MetricLog | None, *, progress: bool = True) -> signal.Signals | None:
         """Updates until `config.steps`; returns the signal that ended it earlier, if one did.
 
+        A checkpoint that cannot be written is left out, but for the last one.
+
         Args:
             log: where numbers go; None in all processes but the first.
             progress: whether the first one shows a bar.
+
+        Raises:
+            ValueError: `optimizer.skip_limit` steps in a row were not finite.
+            OSError: the last checkpoint cannot be written.
         """
         config, clocks = self.config, self.config.clocks
+        self.log = log
+        if self.step > 0 and self._due(clocks.histogram_steps):  # TensorBoard has forgotten them
+            self._histograms()
         with (
             closing(self.stream),
-            Interrupt(quiet=not self.world.main) as interrupt,
+            Interrupt(quiet=not self.world.main) as self.interrupt,
             tqdm(
                 total=config.steps,
                 initial=self.step,
@@ -220,72 +236,73 @@ class Trainer:
             ) as bar,
         ):
             began = time.monotonic() - self.spent
-            while (ended_by := ended(interrupt, self.mesh, self.device)) is None:
+            while (ended_by := self._ended()) is None:
                 self.spent = time.monotonic() - began
-                if self._rollout_due():  # first: a run that ended in one begins with it again
-                    self._rollout(log, interrupt)
+                if self.rollouts.due(self.step):  # first: a run that ended in one begins with it
+                    self._rollout()
                     continue
                 if self.step == config.steps:
                     break
                 updating = time.monotonic()
                 measured = self.update()
+                if measured is None:
+                    continue
                 self.updated[0] += time.monotonic() - updating
                 self.updated[1] += int(measured.pop("tokens"))
                 bar.set_postfix(loss=f"{measured['train/loss']:.4f}", refresh=False)
                 bar.update()
+                if self.skips.in_row and self.world.main:
+                    self.skips.tell(
+                        self.step, measured, self.stream.sampler, self._micro_batches(), self.log
+                    )
                 if self._due(clocks.log_steps):
                     seconds, tokens = self.updated
                     measured["train/tokens_per_second"] = tokens / seconds
                     measured["train/tokens"] = float(tokens)  # since the last such line
                     measured["train/memory_bytes"] = peak_memory(self.device)
-                    self._log(log, measured)
+                    measured["train/skipped_steps"] = float(self.skips.total)
+                    self._scalars(measured)
                     self.updated = [0.0, 0]
                 if self._due(clocks.validate_steps) and self.validation is not None:
                     validation = self.validate()
-                    self._log(log, {"validation/loss": validation})
+                    self._scalars({"validation/loss": validation})
                     self._say(
                         f"step {self.step}: training loss {measured['train/loss']:.4f}, "
                         f"validation loss {validation:.4f}"
                     )
                 if self._due(clocks.histogram_steps):
-                    self._histograms(log)
-                if self._due(clocks.checkpoint_steps) or self._rollout_due():
+                    self._histograms()
+                if self.skips.too_many:
+                    self._give_up(measured)
+                if self._due(clocks.checkpoint_steps) or self.rollouts.due(self.step):
                     self.save()
-        if self.saved != self.step:
-            self.save()
-        return ended_by
+            if self.keeping.step != self.step:
+                self.save(last=True)
+            return ended_by or self._ended()  # one that came meanwhile
 
-    def update(self) -> dict[str, float]:
-        """One optimiser step over `accumulate` micro-batches."""
-        config = self.config
+    def update(self) -> dict[str, float] | None:
+        """One optimiser step over `accumulate` micro-batches; None where a signal came before.
+
+        Where loss or gradients are not finite, weights, moments and average stay as they are.
+        """
+        config, before = self.config, self.stream.state_dict()
         rate = learning_rate(self.step, config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        copies = self.mesh.sizes["dp"]
-        count = config.optimizer.accumulate // copies
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, tokens
-        for k in range(count):
-            seed_micro_batch(config.seed, self.stream.position + self.mesh.place["dp"])
-            steps, weight_BL = next(self.stream)
-            # Gradients of copies are averaged once, with the last micro-batch.
-            last = k == count - 1 or not isinstance(self.learner, DistributedDataParallel)
-            with nullcontext() if last else self.learner.no_sync():  # type: ignore[operator]
-                loss = self.learner(steps, weight_BL) / count
-                loss.backward()
-            sums[0] += loss.detach()
-            sums[1] += int(steps.valid.sum()) * self.model.spec.tokens_per_step
-        sums[0] = all_reduce(sums[0], self.mesh, CUBE) / copies
-        loss, tokens = all_reduce(sums, self.mesh, "dp").tolist()
+        brought = accumulate(self.learner, self.model, self.stream, config, self.mesh, self._ended)
+        if brought is None:
+            self.stream.load_state_dict(before)
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
+        loss, tokens = brought
         norm = clip_gradients(self.model, config.optimizer.clip_norm, self.mesh)
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            raise ValueError(
-                f"step {self.step}: loss {loss} with gradient norm {norm}, expected finite "
-                f"values; the checkpoints up to here are sound (optimizer.learning_rate={rate:.3g})"
-            )
-        self.optimizer.step()
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self.optimizer.step()
+            self.averaged.update_parameters(self.model)
+        self.skips.count(finite)
         self.optimizer.zero_grad(set_to_none=True)
-        self.averaged.update_parameters(self.model)
         self.step += 1
         return {
             "train/loss": loss,
@@ -312,88 +329,65 @@ class Trainer:
         whole.load_state_dict(self._whole("averaged", averaged))
         return whole.eval()
 
-    def save(self) -> None:
-        """Writes the checkpoint of this step and removes those beyond `keep_checkpoints`."""
-        checkpoint.save(checkpoint.step_path(self.run_dir, self.step), self.state(), self.layout)
-        self.saved = self.step
-        if self.world.main:
-            for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
-                checkpoint.remove(old)
+    def save(self, *, last: bool = False) -> None:
+        """Writes the checkpoint of this step; see `Keeping.save`."""
+        self.keeping.save(self.state(), last=last)
 
     def _whole(self, key: str, model: nn.Module) -> dict[str, Tensor]:
         """The state of a model with whole tensors; all processes take part."""
         state = {key: model.state_dict()}
         return state[key] if self.layout is None else changed(state, self.layout.whole)[key]
 
-    def _log(self, log: MetricLog | None, values: dict[str, float]) -> None:
-        if log is not None:
-            log.scalars(self.step, values)
+    def _scalars(self, values: dict[str, float]) -> None:
+        if self.log is not None:
+            self.log.scalars(self.step, values)
 
     def _say(self, text: str) -> None:
         if self.world.main:
-            tqdm.write(text)
+            say(text)
+
+    def _ended(self) -> signal.Signals | None:
+        return ended(self.interrupt, self.mesh, self.device)
+
+    def _micro_batches(self) -> range:
+        """Those of the last step."""
+        end = self.stream.position
+        return range(end - self.config.optimizer.accumulate, end)
+
+    def _give_up(self, measured: dict[str, float]) -> None:
+        """Saves, and ends a training that has left out too many steps in a row."""
+        indices = self._micro_batches()
+        found = trace(self.imitation, self.stream.sampler, self.config.seed, self.mesh, indices)
+        told = f"step {self.step}: {self.skips.in_row} steps in a row were not finite and left out"
+        self.skips.in_row = 0  # a run that goes on may try as often again
+        self.save(last=True)
+        self.world.on_main(lambda: give_up(self.run_dir, told, self.step, measured, found))
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
-    def _rollout_due(self) -> bool:
-        clocks, steps = self.config.clocks, self.config.steps
-        late = self.step >= clocks.rollout_from * steps
-        return (
-            clocks.rollout_steps > 0
-            and late
-            and self.step > self.rolled
-            and (self._due(clocks.rollout_steps) or self.step == steps)
-        )
-
-    def _rollout(self, log: MetricLog | None, interrupt: Interrupt) -> None:
-        """Acts in the simulator, unless that would take more than its share of the time so far.
-
-        The first and the last step's rollouts are never left out. The first process acts, however
-        long it takes, and the others wait.
-        """
+    def _rollout(self) -> None:
+        """Acts in the simulator: the first process, however long it takes, and the others wait."""
         acting = self.acting()
+
+        def asked() -> bool:
+            return self.interrupt.signal is not None
+
         told = self.world.on_main(
-            lambda: self._act(acting, log, interrupt), lambda: interrupt.signal is not None
+            lambda: self.rollouts.act(self.step, acting, self.spent, self.log, asked), asked
         )
         if told == "interrupted":
             return
-        if told is not None and (self.best is None or told >= self.best["score"]):
-            self.best = {"score": told, "step": self.step}
-            path = self.run_dir / "checkpoints" / checkpoint.BEST
-            checkpoint.save(path, self.state(), self.layout)
-        self.rolled = self.step
+        if told is not None and self.rollouts.beats(float(told)):
+            before = self.rollouts.best
+            self.rollouts.best = {"score": float(told), "step": self.step}
+            if not self.keeping.save_best(self.state()):
+                self.rollouts.best = before
+        self.rollouts.done = self.step
         self.save()
 
-    def _act(
-        self, acting: InUnits, log: MetricLog | None, interrupt: Interrupt
-    ) -> float | str | None:
-        """The last trial's return over the dataset's best; None where it was left out."""
-        more, most = self.last_rollout, self.config.clocks.rollout_share
-        share = (self.spent_rolling + more) / (self.spent + more)
-        if share > most and self.step < self.config.steps:
-            self._say(
-                f"step {self.step}: no rollouts, they would take {share:.0%} of the time so far "
-                f"(clocks.rollout_share={most})"
-            )
-            return None
-        began = time.monotonic()
-        try:
-            score, by_task = score_of(
-                acting, self.store, self.config, lambda: interrupt.signal is not None
-            )
-        except Interrupted:
-            return "interrupted"
-        for name, returns_CN in by_task.items():
-            self._log(log, trial_scalars(f"rollout/{name}", returns_CN))
-            told = "  ".join(f"{m:.1f}" for m in returns_CN.mean(axis=0))
-            self._say(f"step {self.step}: {name} trial by trial {told}")
-        self.last_rollout = time.monotonic() - began
-        self.spent_rolling += self.last_rollout
-        return score
-
-    def _histograms(self, log: MetricLog | None) -> None:
-        whole = self._whole("model", self.model)
+    def _histograms(self) -> None:
+        whole, log = self._whole("model", self.model), self.log
         if log is None:
             return
         for name, _ in self.model.named_parameters():

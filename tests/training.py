@@ -97,7 +97,7 @@ def make_trainer(run_dir, *, method="at", **changes):
 
 def run_trainer(trainer):
     """Trains to the end; returns what ended it earlier."""
-    with MetricLog(trainer.run_dir, trainer.step) as log:
+    with MetricLog(trainer.run_dir, trainer.step, lines=trainer.logged) as log:
         return trainer.train(log, progress=False)
 
 

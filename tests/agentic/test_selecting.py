@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from conftest import make_store
 from training import make_trainer, run_trainer
 
-from agentic import checkpoint, selecting, trainer
+from agentic import checkpoint, selecting
 from agentic.config import ClockConfig
 from agentic.evaluator import SELECTION, Interrupted, Trials, trial_seeds
 from agentic.selecting import score_of, trial_scalars
@@ -31,8 +32,8 @@ class Simulated:
     def __init__(self, monkeypatch, scores, seconds=0.0):
         self.scores, self.seconds, self.now = iter(scores), seconds, 0.0
         self.calls = 0
-        monkeypatch.setattr(trainer, "score_of", self._score)
-        monkeypatch.setattr(trainer.time, "monotonic", self._clock)
+        monkeypatch.setattr(selecting, "score_of", self._score)
+        monkeypatch.setattr(time, "monotonic", self._clock)
 
     def _clock(self):
         self.now += 1e-3
@@ -72,7 +73,7 @@ def test_rollouts_keep_to_their_share_of_the_time_but_for_the_last(tmp_path, mon
     assert done[0] == 2
     assert done[-1] == 40
     assert 3 <= simulated.calls <= 10
-    others = run.spent_rolling - 0.022  # but for the first and the last
+    others = run.rollouts.spent - 0.022  # but for the first and the last
     assert others <= 0.25 * run.spent
     told = capsys.readouterr().out
     assert "no rollouts, they would take" in told
@@ -92,21 +93,14 @@ def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatc
             with pytest.raises(way):
                 run_trainer(run)
         else:  # asked to end
-            handler = trainer.Interrupt.__enter__
-
-            def entered(interrupt):
-                run.interrupt = handler(interrupt)
-                return run.interrupt
-
-            patch.setattr(trainer.Interrupt, "__enter__", entered)
-            act = run._act
+            act = run.rollouts.act
 
             def interrupted(*arguments):
                 if run.step == 8:
                     run.interrupt.signal = signal.SIGTERM
                 return act(*arguments)
 
-            run._act = interrupted
+            run.rollouts.act = interrupted
             assert run_trainer(run) is signal.SIGTERM
     with monkeypatch.context() as patch:
         simulated = Simulated(patch, [0.7, 0.6, 0.6])
@@ -116,7 +110,7 @@ def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatc
         run_trainer(resumed)
     assert simulated.calls == 3
     assert _rollouts(tmp_path / "parts") == _rollouts(tmp_path / "straight")
-    assert resumed.best == straight.best == {"score": 0.7, "step": 8}
+    assert resumed.rollouts.best == straight.rollouts.best == {"score": 0.7, "step": 8}
     for key, value in straight.state()["averaged"].items():
         assert torch.equal(resumed.state()["averaged"][key], value)
 
@@ -136,10 +130,10 @@ def test_what_a_rollout_has_brought_is_saved_at_once(tmp_path, monkeypatch):
         run_trainer(run)
     resumed = make_trainer(tmp_path, clocks=CLOCKS)
     resumed.load_state(checkpoint.load(checkpoint.newest(tmp_path)))
-    assert resumed.rolled == 8
-    assert resumed.best == {"score": 0.7, "step": 8}
-    assert 20 < resumed.spent_rolling < 21
-    assert 10 < resumed.last_rollout < 11
+    assert resumed.rollouts.done == 8
+    assert resumed.rollouts.best == {"score": 0.7, "step": 8}
+    assert 20 < resumed.rollouts.spent < 21
+    assert 10 < resumed.rollouts.last < 11
     assert resumed.spent > 10
 
 
