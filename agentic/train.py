@@ -1,7 +1,7 @@
 """agentic-train: data where missing, training, and trials of the best checkpoint."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from agentic import checkpoint
 from agentic.budget import budget_of
+from agentic.config import TrainConfig
 from agentic.entry import run
 from agentic.judge import case_of, judge
 from agentic.methods import fresh_model
@@ -22,6 +23,7 @@ from agentic.spread import mesh_of, print_plan, sides_of
 from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
 from envs import without_rendering
+from parallel.mesh import CubeMesh
 from parallel.world import World, processes
 
 
@@ -43,8 +45,21 @@ def command(values: dict[str, Any]) -> None:
     mesh = mesh_of(config, sides, device, world)  # while all are here
     console = Console(markup=False, emoji=False, quiet=not world.main)
     print_plan(config, sides, console)
-    folder, resumed = world.on_main(lambda: open_run(config))
-    run_dir = Path(folder)
+    with ExitStack() as held:
+        folder, resumed = world.on_main(lambda: open_run(config, held))
+        _train(config, Path(folder), resumed, device, world, mesh, console)
+
+
+def _train(
+    config: TrainConfig,
+    run_dir: Path,
+    resumed: bool,
+    device: torch.device,
+    world: World,
+    mesh: CubeMesh,
+    console: Console,
+) -> None:
+    """All that is done in a run's directory, which is this run's alone."""
     store = shared_data(config, console, world)
     training, held_out = split(store, config.holdout)
     if not config.chain.fits(len(held_out)):  # too few for a chain: all train, none validates
