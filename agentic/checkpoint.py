@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agentic import migrations, plain, schema, sharded
+from agentic import episodes, migrations, plain, schema, sharded
 from agentic.episodes import write_atomically
 from agentic.layout import Layout, changed
 from agentic.methods import fresh_model
@@ -33,6 +33,7 @@ from agentic.strict import build
 from parallel.mesh import CUBE
 
 FORMAT = "agentic-transformer"
+FOLDER = "checkpoints"  # of a run directory
 BEST = "best.pt"
 STATE = "state.pt"  # what makes a directory a checkpoint
 STEP = "step_" + 9 * "[0-9]"
@@ -181,14 +182,22 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def sweep(run_dir: Path) -> None:
+    """Removes what killed saves have left; for whoever alone writes there."""
+    folder = run_dir / FOLDER
+    for place in (folder, *filter(Path.is_dir, folder.iterdir())):
+        episodes.sweep(place)
+    _drop_unfinished(folder)
+
+
 def step_path(run_dir: Path, step: int) -> Path:
     """Where one process puts the checkpoint of an optimiser step."""
-    return run_dir / "checkpoints" / f"step_{step:09d}.pt"
+    return run_dir / FOLDER / f"step_{step:09d}.pt"
 
 
 def step_files(run_dir: Path) -> list[Path]:
     """The run's resumable checkpoints, files and directories, oldest first."""
-    folder = run_dir / "checkpoints"
+    folder = run_dir / FOLDER
     places = [*folder.glob(STEP), *folder.glob(f"{STEP}.pt")]
     return sorted(filter(exists, places), key=lambda path: path.stem)
 
@@ -213,7 +222,7 @@ def find(place: Path) -> Path:
     """
     if exists(place) or not place.is_dir():
         return place
-    best = place / "checkpoints" / BEST
+    best = place / FOLDER / BEST
     found = [*step_files(place), *filter(exists, (_directory(best), best))]
     if not found:
         raise ValueError(
@@ -275,7 +284,12 @@ def _tidy(path: Path, other: Path) -> None:
     """Removes the other form of this checkpoint, and what killed saves have left beside it."""
     if exists(other) and other.is_dir() != path.is_dir():
         remove(other)
-    for place in path.parent.glob(STEP):
+    _drop_unfinished(path.parent)
+
+
+def _drop_unfinished(folder: Path) -> None:
+    """Removes directories of a step that have no state yet, or no more."""
+    for place in folder.glob(STEP):
         if not exists(place):
             remove(place)
 

@@ -19,6 +19,7 @@ from agentic.episodes import (
     buffer_dir,
     episode_files,
     read_episode,
+    sweep,
     write_atomically,
     write_episode,
 )
@@ -32,12 +33,13 @@ from agentic.texts import read_json
 from agentic.within import within
 from envs import TaskSpec, domain_tasks, expand
 
+NOTE = "collect.json"
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
 
 
 def record_path(data_dir: Path, domain: str, recipe: str) -> Path:
     """The note beside a buffer that says how it was collected, and whether that was finished."""
-    return buffer_dir(data_dir, domain, recipe).parent / "collect.json"
+    return buffer_dir(data_dir, domain, recipe).parent / NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,10 @@ def collect(config: CollectConfig, data_dir: Path, seed: int) -> dict[str, np.nd
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"data_dir: cannot make {directory} ({error.strerror})") from error
-    with locked(directory.parent, partial(_in_use, directory.parent)):
+    with locked(directory.parent, partial(_in_use, directory.parent)) as alone:
+        if alone:
+            sweep(directory)
+            sweep(directory.parent, NOTE)
         _collect(config, data_dir, directory, spec, seed)
     return worth(config, data_dir)
 

@@ -13,6 +13,7 @@ from agentic.results import CONTEXTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SUFFIX = ".curves"  # of the file of events
 LABELS = {"kept": "context kept", "reset": "context reset"}
 OFFSET = {"kept": 0.0, "reset": 0.08}  # trials, so that two intervals don't hide each other
 CALIBRATION = (
@@ -40,8 +41,10 @@ def write_curves(entries: Sequence[dict[str, Any]], output: Path) -> list[Path]:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: it is slow to load
 
+    for former in output.glob(f"events.out.tfevents.*{_SUFFIX}"):  # of a killed evaluation
+        former.unlink()
     paths = []
-    with SummaryWriter(str(output), filename_suffix=".curves") as board:
+    with SummaryWriter(str(output), filename_suffix=_SUFFIX) as board:
         for name, entry in zip(names(entries), entries, strict=True):
             path = output / "curves" / f"{name}.png"
             canvas = FigureCanvasAgg(draw(entry, name))

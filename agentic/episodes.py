@@ -67,6 +67,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def sweep(folder: Path, name: str = "*") -> None:
+    """Removes what `write_atomically` left where it was killed; for whoever alone writes there.
+
+    Args:
+        folder: of the files.
+        name: theirs, or a pattern.
+    """
+    for left in folder.glob(f".{name}.{32 * '[0-9a-f]'}.tmp"):
+        left.unlink(missing_ok=True)
+
+
 def read_episode(path: Path, spec: TaskSpec) -> Episode:
     """Reads and checks one file of `spec`'s domain; see `parse_episode`.
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from agentic.checkpoint import find
+from agentic.checkpoint import FOLDER, find
 from agentic.config import EvaluateConfig
 from agentic.entry import going_on, run, same_command
 from agentic.journal import continues
-from agentic.judge import Case, case_of, judge, settings
+from agentic.judge import RESULTS, Case, case_of, check, judge, settings
 from agentic.protocol import RolloutConfig
 from agentic.runs import fresh_dir
 from agentic.strict import build
@@ -31,14 +31,15 @@ def command(values: dict[str, Any]) -> None:
         for place in config.checkpoints
     ]
     _check_different(cases)
+    check(cases, config.video)
     console, wanted = Console(markup=False, emoji=False), settings(cases)
     if config.output is None:
         output = _beside(cases[0].path, config.seed, wanted, console)
     else:
         output = Path(config.output)
         # Killed right after it had written them, it is still to be tidied up.
-        if (output / "results.json").exists() and not continues(output, wanted):
-            raise ValueError(f"output: {output} has a results.json already, expected a new folder")
+        if (output / RESULTS).exists() and not continues(output, wanted):
+            raise ValueError(f"output: {output} has a {RESULTS} already, expected a new folder")
         output.mkdir(parents=True, exist_ok=True)
     with going_on(same_command("agentic-evaluate")):
         judge(
@@ -64,7 +65,7 @@ def _check_different(cases: Sequence[Case]) -> None:
 
 def _beside(path: Path, seed: int, wanted: dict[str, Any], console: Console) -> Path:
     """An unfinished evaluation of the same near the checkpoint, or a new folder for one."""
-    in_run = path.parent.name == "checkpoints"
+    in_run = path.parent.name == FOLDER
     parent = path.parent.parent if in_run else path.parent
     place = within(parent / "evaluations", parent, "checkpoint")
     for folder in sorted(place.glob("*/")):

@@ -33,6 +33,7 @@ from agentic.within import unfollowed
 from envs import TaskSpec
 
 FORMAT = 1
+INDEX = "index.json"
 ARRAYS = ("observation", "action", "physics", "moments")  # what a row's checksum covers, in order
 
 
@@ -196,7 +197,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
     Raises:
         ValueError: it is damaged, of another domain or of another version.
     """
-    file = path / "index.json"
+    file = path / INDEX
     if not file.is_file():
         return None
     try:
@@ -215,7 +216,7 @@ def read_index(path: Path, spec: TaskSpec) -> Index | None:
 
 def write_index(path: Path, index: Index) -> None:
     """Replaces the index; what it names must be on disk by then."""
-    write_atomically(path / "index.json", (json.dumps(asdict(index)) + "\n").encode())
+    write_atomically(path / INDEX, (json.dumps(asdict(index)) + "\n").encode())
 
 
 class FlatWriter:

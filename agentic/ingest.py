@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import BinaryIO
 
 from tqdm import tqdm
 
-from agentic.episodes import Episode, parse_episode
-from agentic.flat import FlatStore, FlatWriter, Index, read_index, row_bytes
+from agentic.episodes import Episode, parse_episode, sweep
+from agentic.flat import INDEX, FlatStore, FlatWriter, Index, read_index, row_bytes
 from agentic.ledger import Ledger, missing
 from agentic.locks import locked
 from agentic.sources import Source, SourceFile
@@ -89,7 +90,10 @@ def ingest(
                 f"data.store_dir: cannot write {path} ({error.strerror}), expected a place for "
                 "ingested episodes"
             ) from error
-        with locked(path, lambda: tell(f"waiting for another process that works in {path}")):
+        waiting = partial(tell, f"waiting for another process that works in {path}")
+        with locked(path, waiting) as alone:
+            if alone:
+                sweep(path, INDEX)
             index = _update(source, wanted, path, spec, on_bad_file, workers, tell)
     if on_bad_file == "error":
         names = {file.name for file in wanted}

@@ -18,6 +18,7 @@ from agentic.budget import gib, machine_bytes
 from agentic.checkpoint import load_with_digest, restore_model
 from agentic.config import TrainConfig
 from agentic.curves import write_curves
+from agentic.episodes import sweep
 from agentic.evaluator import (
     EVALUATION,
     Context,
@@ -29,7 +30,7 @@ from agentic.evaluator import (
 from agentic.journal import Journal
 from agentic.locks import locked
 from agentic.memory import planned
-from agentic.model import InUnits
+from agentic.model import InUnits, ModelSpec
 from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
 from agentic.strict import build
@@ -41,6 +42,7 @@ ADVICE = (
     "agentic-evaluate with a smaller batch (contexts at once), a smaller remember or cache=bf16 "
     "needs less"
 )
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,30 @@ def settings(cases: Sequence[Case]) -> dict[str, Any]:
     return {"cases": [case.settings() for case in cases]}
 
 
+def check(cases: Sequence[Case], video: Sequence[str] = ()) -> None:
+    """Refuses what `judge` cannot do here, before there is a folder for it.
+
+    Raises:
+        ValueError: the context's keys and values do not fit into memory, or films cannot be made.
+    """
+    if video:
+        videos.check(cases[0].specs[0])
+    for case in cases:
+        size, there = _cache_bytes(case), machine_bytes(choose_device(case.device))
+        if size > 0.9 * there:
+            raise ValueError(
+                f"batch: got {case.config.batch}, whose keys and values take {gib(size)}, expected "
+                f"at most the {gib(there)} of this machine; fewer contexts at once, cache=bf16 or "
+                "remember fit"
+            )
+
+
+def _cache_bytes(case: Case) -> int:
+    """Keys and values of the contexts that are held at once."""
+    spec, config = build(ModelSpec, case.state["spec"], "checkpoint.spec"), case.config
+    return spec.cache_bytes(config.cached(len(case.specs) * len(config.targets)), config.cache)
+
+
 def judge(
     cases: Sequence[Case],
     *,
@@ -145,13 +171,14 @@ def judge(
         side_by_side: in one film.
 
     Raises:
-        ValueError: the context's keys and values do not fit into memory, films cannot be made, or
-            `output` is in use or holds an unfinished evaluation of something else.
+        ValueError: `check` finds something, or `output` is in use or holds an unfinished
+            evaluation of something else.
     """
-    if video:
-        videos.check(cases[0].specs[0])
+    check(cases, video)
     entries: list[dict[str, Any]] = []
-    with locked(output, partial(_in_use, output)):
+    with locked(output, partial(_in_use, output)) as alone:
+        if alone:
+            sweep(output, RESULTS)
         journal = Journal(output, settings(cases))
         try:
             for number, case in enumerate(cases):
@@ -161,10 +188,10 @@ def judge(
             error.add_note(f"finished trials are kept in {output}")
             raise
         write_curves(entries, output)
-        results.write(output / "results.json", results.document(entries, settings(cases)))
+        results.write(output / RESULTS, results.document(entries, settings(cases)))
         journal.close()
     print_table(entries, results.summarise(entries), console)
-    console.print(f"every trial's return: {output / 'results.json'}", soft_wrap=True)
+    console.print(f"every trial's return: {output / RESULTS}", soft_wrap=True)
 
 
 def _in_use(output: Path) -> None:
@@ -241,20 +268,19 @@ def _tell(
     contexts: int,
     console: Console,
 ) -> None:
-    """What is going to run, and warnings; ValueError where its memory does not fit."""
+    """What is going to run, and warnings."""
     config, spec = case.config, model.spec
     K = spec.context_steps
     seen = f"{config.held * spec.episode_steps * spec.tokens_per_step:,} tokens a context"
     if K is not None:
         seen = f"seeing the last {K} steps"
-    size = spec.cache_bytes(config.cached(contexts // config.contexts), config.cache)
     ways = {"keep": "kept", "reset": "reset between trials", "both": "kept, then reset"}
     goals = contexts // config.contexts
     each = f" for each of {goals} tasks and targets" if goals > 1 else ""
     console.print(
         f"evaluating {case.path.name} (step {case.state['step']}): {config.contexts} context(s) "
         f"of {config.trials} trial(s){each}, {ways[context]}; {seen}, "
-        f"keys and values {gib(size)} in {config.cache}",
+        f"keys and values {gib(_cache_bytes(case))} in {config.cache}",
         soft_wrap=True,
     )
     if context != config.context:
@@ -262,12 +288,6 @@ def _tell(
             f"context: got {config.context}, only reset is run: a policy that sees the last {K} "
             "steps keeps nothing between trials",
             soft_wrap=True,
-        )
-    there = machine_bytes(choose_device(case.device))
-    if size > 0.9 * there:
-        raise ValueError(
-            f"batch: got {config.batch}, whose keys and values take {gib(size)}, expected at most "
-            f"the {gib(there)} of this machine; fewer contexts at once, cache=bf16 or remember fit"
         )
     if context != "reset" and config.held > spec.trajectories:
         console.print(

@@ -44,13 +44,17 @@ class Keeping:
         """
         if self._write(checkpoint.step_path(self.run_dir, state["step"]), state, last):
             self.step = state["step"]
-            if self.world.main:
-                for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
-                    checkpoint.remove(old)
+            self.prune()
+
+    def prune(self) -> None:
+        """Removes checkpoints beyond `keep_checkpoints`, as a save that was killed has not."""
+        if self.world.main:
+            for old in checkpoint.step_files(self.run_dir)[: -self.config.keep_checkpoints]:
+                checkpoint.remove(old)
 
     def save_best(self, state: dict[str, Any]) -> bool:
         """Writes the best checkpoint; whether that could be done. Of the last step: see `save`."""
-        path = self.run_dir / "checkpoints" / checkpoint.BEST
+        path = self.run_dir / checkpoint.FOLDER / checkpoint.BEST
         return self._write(path, state, state["step"] == self.config.steps)
 
     def _write(self, path: Path, state: dict[str, Any], last: bool) -> bool:

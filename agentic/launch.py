@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from agentic.entries import check
-from agentic.episodes import write_atomically
+from agentic.episodes import sweep, write_atomically
 from agentic.interrupt import Interrupt
 from agentic.jobs import Job
 from agentic.results import last_return, read_entries
@@ -148,6 +148,7 @@ class Launcher:
             except BlockingIOError:
                 self._fail(job, "is running already, begun by another process")
                 return None
+            sweep(job.record.parent, job.record.name)
             unknown: dict[str, Any] = dict.fromkeys(_SESSION)
             _write_record(job.record, [*read_record(job.record), unknown])
             process = subprocess.Popen(

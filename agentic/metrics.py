@@ -69,7 +69,7 @@ class MetricLog:
                 self._show(step, values)
         if config:
             lines_of = (f"    {line}" for line in config.splitlines())  # preformatted
-            self._event(0, summary=summary.text("config", "\n".join(lines_of)))
+            self._event(step, summary=summary.text("config", "\n".join(lines_of)))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Logs named numbers."""

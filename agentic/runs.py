@@ -3,7 +3,9 @@
 import itertools
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from rich.table import Table
 from agentic import checkpoint, migrations
 from agentic.budget import VARIANTS, Budget, gib
 from agentic.config import TrainConfig
-from agentic.episodes import write_atomically
+from agentic.episodes import sweep, write_atomically
 from agentic.interpolation import check_values
+from agentic.locks import LOCK, locked
 from agentic.model import ModelSpec
 from agentic.scale import ParallelConfig
 from agentic.store import EpisodeStore
@@ -86,32 +89,25 @@ def settings(values: dict[str, Any], overridden: list[str]) -> TrainConfig:
     return config
 
 
-def open_run(config: TrainConfig) -> tuple[str, bool]:
+def open_run(config: TrainConfig, held: ExitStack) -> tuple[str, bool]:
     """The directory of a new run, or of the one to go on with, and whether it is resumed.
 
     `resume=<run dir>` goes on with that run; the same `run_dir` with the same settings as well.
 
+    Args:
+        config: the run's settings.
+        held: keeps other processes out of the directory until it is closed.
+
     Raises:
-        ValueError: a directory cannot be used, or holds another run.
+        ValueError: a directory cannot be used, is in use, or holds another run.
     """
     if config.resume is not None:
         run_dir = Path(config.resume)
-        within(run_dir / "checkpoints", run_dir, "resume")
-        (run_dir / "checkpoints").mkdir(exist_ok=True)
-        return str(run_dir), bool(checkpoint.step_files(run_dir))
-    if config.run_dir is None:
+    elif config.run_dir is None:
         run_dir = fresh_dir(Path("runs"), config.task.name)
     else:
         run_dir = Path(config.run_dir)
-        if _begun(run_dir):
-            before = read_config(run_dir)
-            if before.learning != config.learning or before.data_dir != config.data_dir:
-                raise ValueError(
-                    f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
-                    f"or resume={run_dir} alone to go on with it"
-                )
-            return str(run_dir), bool(checkpoint.step_files(run_dir))
-        if run_dir.is_dir() and not (run_dir / CONFIG_FILE).is_file() and any(run_dir.iterdir()):
+        if _foreign(run_dir):
             raise ValueError(f"run_dir: {run_dir} holds other files, expected a new or empty one")
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -119,17 +115,55 @@ def open_run(config: TrainConfig) -> tuple[str, bool]:
             raise ValueError(f"run_dir: cannot make {run_dir} ({error.strerror})") from error
     if not os.access(run_dir, os.W_OK):
         raise ValueError(f"run_dir: {run_dir} is not writable")
-    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    setting = "run_dir" if config.resume is None else "resume"
+    checkpoints = within(run_dir / checkpoint.FOLDER, run_dir, setting)
+    checkpoints.mkdir(exist_ok=True)
+    # Not the run's own folder: that is held by an evaluation into it, as the one at the end.
+    alone = held.enter_context(locked(checkpoints, partial(_in_use, run_dir)))
+    if alone:
+        sweep(run_dir, CONFIG_FILE)
+        checkpoint.sweep(run_dir)
+    resumed = bool(checkpoint.step_files(run_dir))
+    if config.resume is not None:
+        return str(run_dir), resumed
+    if config.run_dir is not None and _begun(run_dir):
+        before = read_config(run_dir)
+        if before.learning != config.learning or before.data_dir != config.data_dir:
+            raise ValueError(
+                f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
+                f"or resume={run_dir} alone to go on with it"
+            )
+        return str(run_dir), resumed
     write_atomically(run_dir / CONFIG_FILE, config_text(config).encode())
     return str(run_dir), False
+
+
+def _in_use(run_dir: Path) -> None:
+    raise ValueError(
+        f"run_dir: {run_dir} is in use by another process that trains there; expected one at a time"
+    )
+
+
+def _foreign(run_dir: Path) -> bool:
+    """Whether a folder holds something and no run; one killed at its very start is a run."""
+    if not run_dir.is_dir() or (run_dir / CONFIG_FILE).is_file():
+        return False
+    others = [p.name for p in run_dir.iterdir() if not p.name.startswith(f".{CONFIG_FILE}.")]
+    return bool(others) and (others != [checkpoint.FOLDER] or _filled(run_dir))
 
 
 def _begun(run_dir: Path) -> bool:
     """Whether there is a run that came as far as its first step; one refused before did not."""
     if not (run_dir / CONFIG_FILE).is_file():
         return False
-    others = [p for p in run_dir.iterdir() if p.name not in (CONFIG_FILE, "checkpoints")]
-    return bool(others or any((run_dir / "checkpoints").glob("*")))
+    others = [p for p in run_dir.iterdir() if p.name not in (CONFIG_FILE, checkpoint.FOLDER)]
+    return bool(others) or _filled(run_dir)
+
+
+def _filled(run_dir: Path) -> bool:
+    """Whether there is anything beside the lock in its folder of checkpoints."""
+    folder = run_dir / checkpoint.FOLDER
+    return not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())
 
 
 def config_text(config: TrainConfig) -> str:

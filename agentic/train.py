@@ -1,7 +1,7 @@
 """agentic-train: data where missing, training, and trials of the best checkpoint."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -47,18 +47,19 @@ def command(values: dict[str, Any]) -> None:
     mesh = mesh_of(config, sides, device, world)  # while all are here
     console = Console(markup=False, emoji=False, quiet=not world.main)
     print_plan(config, sides, console)
-    folder, resumed = world.on_main(lambda: open_run(config))
-    command_line = "agentic-train"
-    if world.size > 1:
-        command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
-    again = f"{command_line} resume={folder}"
-    with going_on(again):
-        ended_by = train(config, Path(folder), resumed, world, mesh, console, again)
-        if ended_by is None and world.main:
-            best = checkpoint.find(Path(folder))
-            specs = expand(config.task.name)
-            case = case_of(best, specs, config.evaluation, config.seed, config.device)
-            judge([case], output=Path(folder), console=console)
+    with ExitStack() as held:
+        folder, resumed = world.on_main(lambda: open_run(config, held))
+        command_line = "agentic-train"
+        if world.size > 1:
+            command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
+        again = f"{command_line} resume={folder}"
+        with going_on(again):
+            ended_by = train(config, Path(folder), resumed, world, mesh, console, again)
+            if ended_by is None and world.main:
+                best = checkpoint.find(Path(folder))
+                specs = expand(config.task.name)
+                case = case_of(best, specs, config.evaluation, config.seed, config.device)
+                judge([case], output=Path(folder), console=console)
     if ended_by is not None:
         sys.exit(128 + ended_by)
 

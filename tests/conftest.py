@@ -16,6 +16,17 @@ from agentic.tokens import Steps
 from envs import TASKS, TaskSpec
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the soak takes."""
+    parser.addoption("--soak-minutes", type=float, default=30.0, help="of the slow test_soak.py")
+
+
+@pytest.fixture
+def soak_minutes(request: pytest.FixtureRequest) -> float:
+    """All sessions' training together."""
+    return request.config.getoption("--soak-minutes")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Tiny tensors on many threads only wait for each other."""

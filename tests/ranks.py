@@ -10,8 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "agentic.trainer"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "agentic.train"])
 
 
 def _rank(function, rank, world, folder, answers, arguments):
@@ -37,8 +37,8 @@ def run_ranks(world, function, *arguments, timeout=120):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         ends, processes = [], []
         for rank in range(world):
-            mine, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(
+            mine, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(
                 target=_rank, args=(function, rank, world, folder, theirs, arguments), daemon=True
             )
             process.start()

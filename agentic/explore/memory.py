@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agentic import plain
-from agentic.episodes import episode_files, write_atomically
+from agentic.episodes import episode_files, sweep, write_atomically
 
 FORMAT = "agentic-learner"
 VERSION = 1
@@ -78,5 +78,4 @@ class Memory:
 
     def sweep(self) -> None:
         """Removes what a process that was killed while it saved has left."""
-        for path in self.folder.glob(f".{self.path.name}.*.tmp"):
-            path.unlink(missing_ok=True)
+        sweep(self.folder, self.path.name)

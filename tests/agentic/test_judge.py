@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from training import save_checkpoint
 
-from agentic import checkpoint
+from agentic import checkpoint, results
 from agentic import judge as judging
 from agentic.evaluate import command
 from agentic.evaluator import EVALUATION, trial_seeds
@@ -68,6 +68,32 @@ def _command(case, output, **changes):
     values = {"checkpoint": str(case.path), "contexts": 1, "trials": 2, "target": 1.0}
     command(values | {"device": "cpu", "seed": 1, "output": str(output)} | changes)
     return json.loads((output / "results.json").read_text())
+
+
+@pytest.mark.parametrize("output", ["out", None])
+def test_a_refused_evaluation_leaves_no_folder(tmp_path, monkeypatch, case, output):
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(judging, "machine_bytes", lambda device: 1)
+    values = {"checkpoint": str(case.path), "contexts": 1, "trials": 2, "target": 1.0, "seed": 1}
+    values |= {"device": "cpu", "output": output and str(tmp_path / output)}
+    with pytest.raises(ValueError, match="batch: got 64, whose keys and values take"):
+        command(values)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_killed_while_the_results_were_written_it_leaves_nothing_half(tmp_path, monkeypatch, case):
+    def killed(path, content):
+        path.with_name(f".{path.name}.{32 * 'a'}.tmp").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        _judge(case, tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setitem(TASKS, "walker_walk", replace(TASKS["walker_walk"], episode_steps=10))
+    _judge(case, tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert len(list(tmp_path.glob("events.out.tfevents.*.curves"))) == 1
 
 
 def test_killed_after_the_results_were_written_it_is_tidied_up(tmp_path, monkeypatch, case):

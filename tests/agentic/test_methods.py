@@ -111,27 +111,6 @@ def test_the_baselines_number_no_trials():
         _settings("method=at", "trajectories=2", *numbered)
 
 
-@pytest.mark.parametrize("method", ["bc", "dt"])
-def test_resumed_equals_straight_to_the_last_bit(method, tmp_path):
-    straight = make_trainer(tmp_path / "straight", method=method)
-    run_trainer(straight)
-    run_trainer(make_trainer(tmp_path / "parts", method=method))
-    for later in checkpoint.step_files(tmp_path / "parts"):
-        if later != checkpoint.step_path(tmp_path / "parts", 10):
-            later.unlink()
-    torch.manual_seed(99)
-    resumed = make_trainer(tmp_path / "parts", method=method)
-    torch.manual_seed(99)
-    resumed.resume()
-    assert resumed.step == 10
-    run_trainer(resumed)
-    for name in ("model", "averaged"):
-        for key, value in straight.state()[name].items():
-            assert torch.equal(resumed.state()[name][key], value), (name, key)
-    assert scalars(tmp_path / "parts") == scalars(tmp_path / "straight")
-    assert any("validation/loss" in line for line in scalars(tmp_path / "parts"))
-
-
 @pytest.mark.parametrize(("method", "cls"), [("bc", BehaviourCloning), ("dt", AgenticTransformer)])
 def test_a_checkpoint_gives_the_model_back(method, cls, tmp_path, random_steps):
     trainer = make_trainer(tmp_path, method=method, steps=6)
