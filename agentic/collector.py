@@ -3,8 +3,9 @@
 import json
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from agentic.within import within
 from envs import TaskSpec, domain_tasks, expand
 
 NOTE = "collect.json"
+SIMULATOR = ("dm_control", "mujoco")  # whose versions differ in their dynamics
 NOTE_SECONDS = 5.0  # between two notes: a kill loses so much of the time that was spent
 
 
@@ -50,6 +52,7 @@ class Round:
     sessions: int  # of the folder's whole life; each has its own seed
     seconds: float  # spent on this round
     first: int  # episodes that were there before this round
+    simulators: tuple[str, ...]  # versions that any session of the folder's life was played with
 
 
 def read_record(path: Path) -> Round | None:
@@ -64,9 +67,11 @@ def read_record(path: Path) -> Round | None:
         record = read_json(path)
         form = {"finished": bool, "sessions": int, "seconds": float, "first": int}
         check("file", record, form)
+        simulators = record.get("simulators", [])  # older notes do not know them
+        check("file.simulators", simulators, [str])
         for name in ("sessions", "seconds", "first"):
             at_least(name, record[name], 0)
-        return Round(**{name: record[name] for name in form})
+        return Round(**{name: record[name] for name in form}, simulators=tuple(simulators))
     except ValueError as error:
         raise ValueError(
             f"data_dir: {path} is damaged ({error}), expected what agentic-collect writes there; "
@@ -130,13 +135,16 @@ def _collect(
 ) -> None:
     note = record_path(data_dir, spec.domain, config.recipe)
     existing = episode_files(directory)
-    last = read_record(note)
-    sessions = last.sessions if last else 0
-    before = Round(finished=False, sessions=sessions, seconds=0.0, first=len(existing))
-    if last and not last.finished:  # complete that round
-        before = last
+    before = read_record(note) or Round(
+        finished=True, sessions=0, seconds=0.0, first=0, simulators=()
+    )
+    if before.finished:  # else complete that round
+        before = replace(before, seconds=0.0, first=len(existing))
     episodes = max(1, config.episodes - (len(existing) - before.first))
     seconds = max(0.0, config.seconds - before.seconds)
+
+    ours = ", ".join(f"{name} {version(name)}" for name in SIMULATOR)
+    simulators = list(dict.fromkeys((*before.simulators, ours)))
 
     def write_note(finished: bool, spent: float) -> None:
         content = {
@@ -147,6 +155,7 @@ def _collect(
             "recipe": config.recipe,
             "reward_task": spec.name,
             "seed": seed,
+            "simulators": simulators,
         }
         write_atomically(note, (json.dumps(content, indent=1) + "\n").encode())
 

@@ -190,19 +190,23 @@ def _rollout(
             if reset:
                 policy.forget()
             policy.begin_trial()
-            returns_C = np.zeros(len(contexts))
+            returns_C, clipped = np.zeros(len(contexts)), 0
             actions_CTA = np.zeros((len(contexts), steps, pool.task.action_size), np.float32)
             done = False
             for t in range(steps):
                 if interrupted():
                     raise Interrupted
-                action = policy.act(observation, batch.target_C - returns_C)
+                chosen = policy.act(observation, batch.target_C - returns_C)
+                action = np.clip(chosen, -1, 1)  # what the environment gets is remembered
+                clipped += int((np.abs(chosen) > 1).any(axis=1).sum())
                 observation, reward, _, done = pool.step(action)
                 returns_C += reward
                 policy.record(action, reward, done & (returns_C >= batch.target_C))
                 actions_CTA[:, t] = action
                 bar.update()
             assert done, "an episode has exactly the task's number of steps"
+            if clipped:
+                tqdm.write(f"trial {k + 1}: {clipped:,} actions beyond [-1, 1] were clipped")
             if progress:
                 ran = returns_C[batch.running_C]
                 mean = f"mean return of {len(ran)} contexts {ran.mean():.1f}"

@@ -86,6 +86,7 @@ class MappedArray:
 
     Raises:
         ValueError: the file is not such an array, or is shorter than it says.
+        OSError: it cannot be read or mapped; names it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,6 +103,8 @@ class MappedArray:
             raise ValueError(
                 f"{path}: damaged ({error}); delete its folder to make it anew"
             ) from error
+        except OSError as error:  # a lack of addresses does not say of which file it speaks
+            raise OSError(error.errno, error.strerror, str(path)) from error
         self.array = np.frombuffer(self._map, dtype, count, offset).reshape(shape)
 
     def release(self) -> None:

@@ -159,6 +159,8 @@ def provenance(part: Part, flat: FlatStore) -> str:
             for k in ("recipe", "reward_task", "sessions", "seed")
             if k in note
         ]
+        if isinstance(note.get("simulators"), list):
+            told += map(str, note["simulators"])
         origin = f"collected here ({', '.join(told)})"
     else:
         origin = "not collected here (no collect.json)"

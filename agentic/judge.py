@@ -289,6 +289,15 @@ def _tell(
             "steps keeps nothing between trials",
             soft_wrap=True,
         )
+    for task in case.specs:
+        for asked in config.targets:
+            target = _target(case.state, task.name, asked)
+            if target > task.max_return:
+                console.print(
+                    f"warning: target {spell(asked)} is a return of {target:,.1f}, more than an "
+                    f"episode of {task.name} can earn ({task.max_return:,.0f})",
+                    soft_wrap=True,
+                )
     if context != "reset" and config.held > spec.trajectories:
         console.print(
             f"warning: a context holds up to {config.held} trials, trained with at most "

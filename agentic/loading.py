@@ -116,10 +116,12 @@ def _whole_episodes(
     whole = [file for file in source.files if file.steps == spec.episode_steps]
     others = [file for file in source.files if file.steps != spec.episode_steps]
     if not whole or (others and data.on_other_length == "error"):
+        advice = (
+            "data.on_other_length=skip leaves out such files" if whole else "no file has so many"
+        )
         raise ValueError(
             f"{source.path(others[0])}: {others[0].steps} steps, expected {spec.episode_steps} for "
-            f"{spec.domain}; data.on_other_length=skip leaves out such files ({len(others):,} of "
-            f"{len(source.files):,} here)"
+            f"{spec.domain}; {advice} ({len(others):,} of {len(source.files):,} here have not)"
         )
     return whole, dict(Counter(file.steps for file in others))
 

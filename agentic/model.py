@@ -151,6 +151,7 @@ class AgenticTransformer(InUnits):
         group = self.spec.tokens_per_step
         lengths = None
         if not steps.valid.all():
+            assert (steps.valid[:, 1:] <= steps.valid[:, :-1]).all(), "padding is on the right"
             lengths = tuple(int(n) * group for n in steps.valid.sum(dim=1))
         for layer in self.layers[:-1]:
             x_BSD = layer(x_BSD, Scope(lengths=lengths))

@@ -100,7 +100,7 @@ def find_runs(directory: Path) -> tuple[list[Run], list[str]]:
         chosen, said = _alike(group)
         kept += chosen
         remarks += said
-    return kept, remarks + _other_data(kept) + _failed_trials(kept)
+    return kept, remarks + _other_data(kept) + _other_versions(kept) + _failed_trials(kept)
 
 
 def order(runs: Sequence[Run], tasks: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -234,6 +234,19 @@ def _alike(group: Sequence[Run]) -> tuple[list[Run], list[str]]:
         else:
             kept[run.seed] = run
     return list(kept.values()), remarks
+
+
+def _other_versions(runs: Sequence[Run]) -> list[str]:
+    """Remarks on packages of which not all runs were judged by the same version."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for name, number in (run.source.get("versions") or {}).items():
+            found.setdefault(name, set()).add(str(number))
+    return [
+        f"not all runs were judged by the same {name}: {', '.join(sorted(numbers))}"
+        for name, numbers in found.items()
+        if len(numbers) > 1
+    ]
 
 
 def _other_data(runs: Sequence[Run]) -> list[str]:

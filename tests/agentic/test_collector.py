@@ -120,6 +120,24 @@ def test_two_processes_never_write_into_one_folder(tmp_path):
     assert episode_files(directory) == []
 
 
+def test_the_note_lists_all_simulators_that_played(tmp_path, monkeypatch):
+    listed = []
+    for number in ("3.5.0", "3.6.0", "3.5.0"):
+        monkeypatch.setattr(collector, "version", {"dm_control": "1.0.9", "mujoco": number}.get)
+        collector.collect(_config(episodes=1), tmp_path, seed=0)
+        note = json.loads((tmp_path / "jaco" / "random" / "collect.json").read_text())
+        listed.append(note["simulators"])
+    first, second = (f"dm_control 1.0.9, mujoco {number}" for number in ("3.5.0", "3.6.0"))
+    assert listed == [[first], [first, second], [first, second]]
+    note = collector.record_path(tmp_path, "jaco", "random")
+    older = json.loads(note.read_text())
+    del older["simulators"]
+    note.write_text(json.dumps(older))
+    record = collector.read_record(note)
+    assert record is not None
+    assert record.simulators == ()
+
+
 def test_the_time_limit_ends_it(tmp_path):
     collector.collect(_config(episodes=10**6, seconds=0.0), tmp_path, seed=0)
     assert len(episode_files(buffer_dir(tmp_path, "jaco", "random"))) == 1

@@ -133,6 +133,7 @@ def test_only_reset_and_stopping(place):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["+return_scale=1000"], ["return_scale: unknown setting"]),  # the checkpoint's own holds
         (["target=best"], ["target: got 'best'", "return:<value>"]),
         (["checkpoint=[s0.pt,nowhere]"], ["checkpoint: got nowhere"]),
         (["video=true"], ["video: got True", "a list of str"]),

@@ -12,6 +12,7 @@ from agentic.evaluator import Context, kept_trials, reset_trials
 from agentic.journal import Journal
 from agentic.policy import LockstepPolicy, Policy
 from agentic.protocol import RolloutConfig
+from agentic.window_policy import WindowPolicy
 from envs import TASKS, EnvPool
 
 STEPS = 20
@@ -229,6 +230,40 @@ def test_pytorch_has_fewer_threads_in_a_rollout_only(monkeypatch, asked, given):
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", ["at", "dt"])
+def test_actions_beyond_the_range_are_clipped_where_they_are_executed_and_remembered(
+    monkeypatch, capsys, method
+):
+    changes = {"past_action": "keep"}
+    if method == "dt":
+        changes |= {"method": "dt", "context_steps": 3, "trajectories": 1}
+    model, contexts = _model(**changes), _contexts(2, 2)
+    found = []
+    for constant in (3.0, 1.0):
+        with monkeypatch.context() as patch:
+            decided = torch.full((2, STAND.action_size), constant)
+            remembered = []
+
+            def decide(policy, current, decided=decided):
+                return decided
+
+            def remember(policy, done, remembered=remembered):
+                remembered.append(done.action)
+
+            for policy in (Policy, WindowPolicy):
+                patch.setattr(policy, "_decide", decide)
+                patch.setattr(policy, "_remember", remember)
+            patch.setattr(Policy, "memory", lambda policy: {})
+            trials = kept_trials(model, contexts, PLAIN)
+        assert torch.cat(remembered).unique().tolist() == [1.0]
+        assert (trials.actions == 1).all()
+        assert not trials.failed.any()
+        found.append(trials)
+    _same(*found)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "clipped" in line]
+    assert lines == [f"trial {k}: {2 * STEPS} actions beyond [-1, 1] were clipped" for k in (1, 2)]
 
 
 def test_random_returns():

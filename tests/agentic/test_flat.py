@@ -1,5 +1,7 @@
+import errno
 import io
 import json
+import mmap
 
 import numpy as np
 import pytest
@@ -53,6 +55,18 @@ def test_an_index_that_is_no_json_is_named(place):
     place.ingest()
     (place.path / "index.json").write_text('{"domain": ')
     with pytest.raises(ValueError, match="index.json: damaged"):
+        place.ingest()
+
+
+def test_an_array_that_cannot_be_mapped_is_named(place, monkeypatch):
+    """As where `ulimit -v` leaves less than the files take."""
+    place.ingest()
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(OSError, match=r"Cannot allocate memory: '.*/store/\w+.npy'"):
         place.ingest()
 
 

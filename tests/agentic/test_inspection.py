@@ -140,6 +140,10 @@ def test_provenance_of_collected_and_of_damaged_notes(tmp_path):
             json.dumps({"recipe": "td3", "seed": 5, "sessions": 2}),
             "recipe td3, sessions 2, last seed 5",
         ),
+        (
+            json.dumps({"recipe": "td3", "simulators": ["mujoco 3.5.0", "mujoco 3.6.0"]}),
+            "(recipe td3, mujoco 3.5.0, mujoco 3.6.0)",
+        ),
         ("{", "collect.json is damaged"),
     ):
         note.write_text(content)

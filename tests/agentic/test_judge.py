@@ -195,6 +195,21 @@ def test_methods_side_by_side(tmp_path, case):
     assert bc[0]["reset"]["returns"] == bc[1]["reset"]["returns"]
 
 
+@pytest.mark.parametrize(
+    ("target", "warned"),
+    [(1.0, []), ("return:10", []), (1000.0, ["1000x"]), ((0.1, "return:11"), ["return:11"])],
+)
+def test_a_target_in_other_units_than_the_tasks_is_warned_of(
+    tmp_path, case, capsys, target, warned
+):
+    returns = (1.0, 5.0, 9.0)  # of at most 10
+    save_checkpoint(case.path, returns=returns)
+    _command(case, tmp_path / "out", target=target, context="keep")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "warning: target" in line]
+    assert [line.split()[2] for line in lines] == warned
+    assert all("more than an episode of walker_walk can earn (10)" in line for line in lines)
+
+
 def test_targets_are_shown_as_they_are(tmp_path, case, capsys):
     other = str(save_checkpoint(tmp_path / "s1.pt", seed=1))
     checkpoints = [str(case.path), other]

@@ -63,6 +63,46 @@ def test_padding_never_changes_anything(layout, kind, random_steps):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+def test_a_sequence_of_nothing_but_padding_is_finite_with_finite_gradients(kind, random_steps):
+    model, steps = make_model(kind=kind), random_steps(2, 2, 5)
+    valid = steps.valid.clone()
+    valid[0] = False
+    actions = model(dataclasses.replace(steps, valid=valid))
+    assert actions.isfinite().all()
+    torch.testing.assert_close(actions[1], model(steps)[1], rtol=0, atol=1e-6)
+    actions.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_padding_before_a_trajectory_is_a_bug(random_steps):
+    steps = random_steps(1, 2, 5)
+    valid = steps.valid.clone()
+    valid[0, :5] = False
+    with pytest.raises(AssertionError, match="padding is on the right"):
+        make_model()(dataclasses.replace(steps, valid=valid))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_the_order_of_trajectories_is_seen_by_causality_and_embedding_alone(layout, random_steps):
+    """No position beside the timestep's: exchanged, two trajectories are the same past."""
+    steps = random_steps(1, 3, 5)
+    steps.completion.zero_()  # of the last step is told with the next trajectory's first
+    order = torch.tensor([*range(5, 10), *range(5), *range(10, 15)])
+    exchanged = {
+        name: value[:, order] if name not in ("task", "trajectory") else value
+        for name, value in vars(steps).items()
+    }
+    for layers, embedding, same in ((1, False, True), (2, False, False), (1, True, False)):
+        model = make_model(layout=layout, layers=layers, trajectory_embedding=embedding)
+        before, after = (model(s)[:, 10:] for s in (steps, dataclasses.replace(steps, **exchanged)))
+        assert torch.allclose(before, after, rtol=0, atol=1e-6) == same
+    later = dataclasses.replace(steps, timestep=(steps.timestep + 1) % 5)
+    model = make_model(layout=layout)
+    assert not torch.allclose(model(later), model(steps), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_rubbish_in_padding_leaves_gradients_finite(kind, random_steps):
     model = make_model(kind=kind)
     steps = random_steps(1, 2, 5)
@@ -127,6 +167,45 @@ def test_recomputation_changes_no_gradient(kind, random_steps):
     # Not bit by bit: the head's gradient is summed in blocks or at once.
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_what_is_dropped_is_dropped_again_in_recomputation(layout, kind, random_steps):
+    steps, found = random_steps(2, 3, 5), []
+    for recompute in (False, True):
+        changes = {"past_action": "dropout", "past_reward": "dropout", "layer_dropout": 0.1}
+        model = make_model(layout=layout, kind=kind, recompute=recompute, **changes).train()
+        torch.manual_seed(1)
+        loss = model.loss(steps, torch.ones(2, 15))
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["step", "interleaved"])
+def test_a_loss_in_blocks_is_the_mean_of_all_weighted_steps(layout, random_steps, monkeypatch):
+    monkeypatch.setattr("agentic.model.HEAD_ROWS", 4)
+    steps = random_steps(2, 1, 7)
+    for name in ("return_to_go", "observation", "action", "reward", "completion"):
+        object.__setattr__(steps, name, getattr(steps, name).double())
+    valid, weight_BL = steps.valid.clone(), torch.ones(2, 7, dtype=torch.float64)
+    valid[1, 5:] = False
+    weight_BL[~valid] = 0
+    weight_BL[0, 5:] = 0  # half of the last block
+    steps, found = dataclasses.replace(steps, valid=valid), []
+    blocks = {"block_query": 4, "block_key": 4, "block_rows": 4}
+    for changes in ({"kind": "vanilla"}, {"kind": "blockwise", **blocks}):
+        model = make_model(layout=layout, episode_steps=7, **changes).double()
+        loss = model.loss(steps, weight_BL)
+        if changes["kind"] == "vanilla":
+            error_BL = (model(steps) - steps.action).square().mean(dim=2)
+            loss = torch.cat([error_BL[0, :5], error_BL[1, :5]]).mean()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("layout", ["step", "interleaved"])

@@ -112,6 +112,18 @@ def test_other_data_are_remarked_on(tmp_path):
     assert remarks == ["step, walker_walk: not all runs learned from the same data"]
 
 
+def test_other_versions_are_remarked_on(tmp_path):
+    leave_run(tmp_path, "AT-4", KEPT, RESET)
+    path = leave_run(tmp_path, "AT-8", KEPT, RESET) / "results.json"
+    content = json.loads(path.read_text())
+    ours = content["versions"]["mujoco"]
+    content["versions"]["mujoco"] = "0.1"
+    path.write_text(json.dumps(content))
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert len(runs) == 2
+    assert remarks == [f"not all runs were judged by the same mujoco: 0.1, {ours}"]
+
+
 def test_failed_trials_are_remarked_on(tmp_path):
     leave_run(tmp_path, "DT", None, RESET, method="dt")
     path = leave_run(tmp_path, "AT-4", KEPT, RESET) / "results.json"

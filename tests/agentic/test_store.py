@@ -117,6 +117,18 @@ def test_lengths_other_than_the_tasks_are_counted_or_refused(cartpole_data):
         load_store(cartpole_data, CARTPOLE, ("td3",), strict)
 
 
+def test_a_folder_of_other_lengths_alone_is_refused_with_no_advice_that_would_not_help(tmp_path):
+    directory = buffer_dir(tmp_path, "cartpole", "td3")
+    directory.mkdir(parents=True)
+    for index, steps in enumerate((0, 500)):  # one of no step, one of an action repeat of two
+        episode = make_episode(CARTPOLE[0], 1, steps=steps)
+        write_episode(directory / f"episode_{index:06d}_{steps}.npz", episode)
+    with pytest.raises(ValueError, match=r"episode_000000_0.npz: 0 steps, expected 1000") as caught:
+        load_store(tmp_path, CARTPOLE, ("td3",))
+    assert "no file has so many (2 of 2 here have not)" in str(caught.value)
+    assert "on_other_length" not in str(caught.value)
+
+
 def test_an_empty_buffer_gives_way_to_the_zip_and_a_full_one_hides_it(cartpole_data):
     directory = buffer_dir(cartpole_data, "cartpole", "td3")
     archive = cartpole_data / "cartpole" / "td3.zip"
