@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agentic.foreign_config import guard
 from agentic.interpolation import plain
-from agentic.memory import ran_out, spell_failure
+from agentic.memory import bound_kernels, ran_out, spell_failure
 from agentic.wording import one_line
 from envs import quiet_simulator
 from parallel.world import MainFailed, PeerLost, own_rank, processes
@@ -52,6 +52,7 @@ def run(
     """
     # Without it hydra prints its own multi-line report and exits before a caller can word it.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    bound_kernels()
     quiet_simulator()
     signal.signal(signal.SIGTERM, _terminate if processes() == 1 else _terminate_soon)
 

@@ -84,7 +84,7 @@ def train(
         console: to print on.
         again: the command line that goes on with it.
     """
-    store = shared_data(config, console, world)
+    store = shared_data(config, console, world, begun=resumed)
     training, held_out = split(store, config.holdout)
     if not config.chain.fits(len(held_out)):  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
