@@ -7,7 +7,6 @@ values of settings.
 """
 
 import re
-from importlib import resources
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -94,8 +93,6 @@ class SettingsFolder(FileConfigSource):
     def _check(self, name: PurePosixPath, path: Path) -> None:
         if ".." in name.parts or "hydra" in name.parts:
             raise ValueError("expected a file of settings within the folder")
-        if len(name.parts) == 1 and (resources.files("configs") / f"{name.stem}.yaml").is_file():
-            raise ValueError("a command's own file, expected settings in a group, +group=name")
         values = read_yaml(path)
         with open(path, encoding="utf-8") as file:
             package = self._get_header_dict(file.read(512)).get("package") or ""

@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise ValueError(f"it has an alias in line {mark.line + 1}, expected none")
+            raise yaml.YAMLError(f"it has an alias in line {mark.line + 1}, expected none")
         return super().compose_node(parent, index)
 
 

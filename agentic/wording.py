@@ -7,6 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs import expand
 
+_LONGEST = 1000  # characters: what a message quotes may be of any length
 # What hydra says of a setting, and what is said here; hydra's own advice is for other software.
 _OF_SETTINGS = (
     (r"Could not override '([^']*)'", "{0}: unknown setting, expected one that --cfg job shows"),
@@ -38,7 +39,8 @@ def one_line(error: BaseException) -> str:
     elif isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {str(error.msg or error).partition(chr(10))[0]}"
     # Hydra's long tail tells where it searched, which is inside the package.
-    return " ".join(text.split("Config search path")[0].split())
+    said = " ".join(text.split("Config search path")[0].split())
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
 
 
 def _unknown_choice(error: MissingConfigException) -> str:

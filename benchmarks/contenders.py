@@ -162,7 +162,7 @@ class JaxContender:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "values.npz"
             self.peer("values", path=str(path))
-            with np.load(path) as arrays:
+            with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 

@@ -148,7 +148,7 @@ class Peer:
         if weights is None:
             params = initialise(x, None)["params"]
         else:
-            arrays = np.load(weights)
+            arrays = np.load(weights, allow_pickle=False)
             shapes = jax.eval_shape(initialise, x, None)["params"]
             params = jax.device_put(from_torch(shapes, arrays))
             x, g = arrays["x"], arrays["g"]

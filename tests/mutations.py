@@ -12,6 +12,7 @@ JUNK = (
     *("${oc.env:HOME}", "${steps}", "é\x00\x1b[2J", [], {}, [[]], [None], {"a": 1}, "1" * 5000),
 )
 BYTES = (b"\0", b"\xff", b"\x7f", b"\x80", b"\r\n", b"{", b"[", b"}", b'"', b"-", b"9" * 40, b"&a")
+LONGEST = 2**24  # bytes of a member
 WORDS = (
     *("!!python/object/apply:os.system ['x']", "!!timestamp x", "!!binary x", "!!bool x", "!!int "),
     *("&a [*a]", "<<: {a: 1}", "? [x]", "1e999", "NaN", "-Infinity", "'", "{[", "0x", "1:2:3"),
@@ -85,7 +86,7 @@ def by_yaml(content: bytes, rng: random.Random, other: bytes) -> bytes:
         return "\n".join(lines).encode(errors="replace")
     try:
         return yaml.safe_dump(by_value(yaml.safe_load(content), rng)).encode(errors="replace")
-    except (yaml.YAMLError, ValueError):
+    except Exception:  # made by an earlier mutation
         return by_bytes(content, rng, other)
 
 
@@ -117,7 +118,7 @@ def by_member(content: bytes, rng: random.Random, other: bytes) -> bytes:
                 elif choice < 0.9:
                     way = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA))
                 else:
-                    data = data * rng.choice((0, 2, 100))
+                    data = (data * rng.choice((0, 2, 100)))[:LONGEST]
             made = zipfile.ZipInfo(name)
             made.compress_type = way
             made.external_attr = rng.choice((*[info.external_attr] * 20, 0o120777 << 16))
