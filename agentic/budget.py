@@ -123,6 +123,22 @@ class Budget:
                 "trials, cache=bf16 or remember, of rollout and evaluation, fit"
             )
 
+    def advice(self) -> str:
+        """What was planned of which memory, and what takes less."""
+        if self.config.parallel.cuts:
+            told = "of a process's share of the cube there is no plan"
+        else:
+            needed = gib(self.beside + self.plan().total)
+            told = f"planned were {needed} of {gib(self.machine)} at the peak of a step"
+        less = "chain.window_batch"
+        if self.config.context_steps is None:
+            less = "batch_steps, chain.window_batch or chain.trajectories, layer=blockwise"
+        return (
+            f"{told}; a smaller {less} needs less, and in rollouts, of whose keys and values there "
+            f"are {gib(self.caches())}, a smaller rollout.batch or rollout.remember, or "
+            "rollout.cache=bf16"
+        )
+
     def stack(self) -> Stack:
         """The layers as `parallel.memory` takes them."""
         return Stack(

@@ -9,7 +9,7 @@ from rich.console import Console
 from agentic.collect_config import CollectConfig, RndConfig, TaskConfig
 from agentic.collector import collect, print_worth, worth
 from agentic.config import MAX_SEED
-from agentic.entry import run
+from agentic.entry import going_on, run, same_command
 from agentic.episodes import buffer_dir
 from agentic.strict import build
 from envs import expand, without_rendering
@@ -52,11 +52,12 @@ def command(values: dict[str, Any]) -> None:
         f"{buffer_dir(Path(asked.data_dir), spec.domain, config.recipe)}, "
         f"until {config.episodes} episodes or {config.seconds:.0f} seconds"
     )
-    try:
-        returns = collect(config, Path(asked.data_dir), asked.seed)
-    except KeyboardInterrupt:
-        print_worth(worth(config, Path(asked.data_dir)), console)
-        raise
+    with going_on(same_command("agentic-collect")):
+        try:
+            returns = collect(config, Path(asked.data_dir), asked.seed)
+        except KeyboardInterrupt:
+            print_worth(worth(config, Path(asked.data_dir)), console)
+            raise
     print_worth(returns, console)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agentic.memory import bound_kernels, ran_out, spell_failure
 from envs import expand, quiet_simulator
 from parallel.world import MainFailed, PeerLost, own_rank, processes
 
@@ -36,7 +38,8 @@ def run(
 
     A ValueError, an OSError or a configuration that hydra refuses ends the process with exit
     code 2 and one line on standard error. Programming errors keep their traceback. Ctrl-C and
-    SIGTERM end it with 130 and 143, after everything has been closed.
+    SIGTERM end it with 130 and 143, after everything has been closed. Where memory ran out there is
+    one line as well.
 
     Of several processes, only rank 0 tells what all have found before they met; later each tells
     its own, with its rank in front. A process that ends because of another one has exit code 3:
@@ -45,6 +48,7 @@ def run(
     """
     # Without it hydra prints its own multi-line report and exits before a caller can word it.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    bound_kernels()
     quiet_simulator()
     signal.signal(signal.SIGTERM, _terminate if processes() == 1 else _terminate_soon)
 
@@ -89,10 +93,33 @@ def _told(command: str) -> Iterator[None]:
         _end(3, f"{command}: error: {_one_line(error)}", by_all=True)
     except MainFailed:
         _end(3, "")
-    except Terminated:
-        _end(128 + signal.SIGTERM, f"{command}: terminated")
-    except KeyboardInterrupt:
-        _end(128 + signal.SIGINT, f"{command}: interrupted")
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        _end(2, f"{command}: error: {spell_failure(error)}", by_all=dist.is_initialized())
+    except Terminated as error:
+        _end(128 + signal.SIGTERM, "; ".join([f"{command}: terminated", *_notes(error)]))
+    except KeyboardInterrupt as error:
+        _end(128 + signal.SIGINT, "; ".join([f"{command}: interrupted", *_notes(error)]))
+
+
+@contextmanager
+def going_on(command_line: str) -> Iterator[None]:
+    """Has an interruption say which command goes on with the work."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(f"go on with {command_line}")
+        raise
+
+
+def same_command(command: str) -> str:
+    """The command line that was given, for a shell."""
+    return shlex.join([command, *sys.argv[1:]])
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _unread() -> bool:

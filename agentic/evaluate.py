@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agentic.checkpoint import FOLDER, find
 from agentic.config import EvaluateConfig
-from agentic.entry import run
+from agentic.entry import going_on, run, same_command
 from agentic.journal import continues
 from agentic.judge import RESULTS, Case, case_of, check, judge, settings
 from agentic.protocol import RolloutConfig
@@ -40,13 +40,14 @@ def command(values: dict[str, Any]) -> None:
         if (output / RESULTS).exists() and not continues(output, wanted):
             raise ValueError(f"output: {output} has a {RESULTS} already, expected a new folder")
         output.mkdir(parents=True, exist_ok=True)
-    judge(
-        cases,
-        output=output,
-        console=console,
-        video=config.video,
-        side_by_side=config.side_by_side,
-    )
+    with going_on(same_command("agentic-evaluate")):
+        judge(
+            cases,
+            output=output,
+            console=console,
+            video=config.video,
+            side_by_side=config.side_by_side,
+        )
 
 
 def _check_different(cases: Sequence[Case]) -> None:

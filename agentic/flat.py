@@ -82,11 +82,15 @@ def row_bytes(spec: TaskSpec) -> int:
 class MappedArray:
     """A `.npy` file read through the page cache; `release` gives back what has been touched.
 
+    A file that is deleted stays readable. One that is cut off does not: where it ends, a read would
+    be a fault that ends the process, hence `check`.
+
     Raises:
         ValueError: the file is not such an array, or is shorter than it says.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             with open(path, "rb") as file:
                 if np.lib.format.read_magic(file) != (1, 0):
@@ -103,6 +107,16 @@ class MappedArray:
                 f"{path}: damaged ({error}); delete its folder to make it anew"
             ) from error
         self.array = np.frombuffer(self._map, dtype, count, offset).reshape(shape)
+        self._mapped = len(self._map)
+
+    def check(self) -> None:
+        """Raises ValueError where the file has become shorter since it was opened."""
+        size = self._map.size()  # of the file
+        if size < self._mapped:
+            raise ValueError(
+                f"{self.path}: got {size:,} bytes, expected the {self._mapped:,} of when it was "
+                "opened; another process has cut it off"
+            )
 
     def release(self) -> None:
         """Takes the pages out of this process's memory; they stay in the system's cache."""
@@ -161,6 +175,11 @@ class FlatStore:
     def row_checksum(self, row: int) -> int:
         """CRC-32 of a row's arrays as they are now."""
         return checksum([self.arrays[name][row] for name in ARRAYS])
+
+    def check(self) -> None:
+        """Raises ValueError where a file has become shorter since it was opened."""
+        for mapped in self._mapped.values():
+            mapped.check()
 
     def release(self) -> None:
         """Gives back the memory of what has been read."""

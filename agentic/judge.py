@@ -29,6 +29,7 @@ from agentic.evaluator import (
 )
 from agentic.journal import Journal
 from agentic.locks import locked
+from agentic.memory import planned
 from agentic.model import InUnits, ModelSpec
 from agentic.protocol import RolloutConfig, spell, target_return
 from agentic.runs import choose_device
@@ -38,6 +39,10 @@ from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
 RESULTS = "results.json"
+ADVICE = (
+    "agentic-evaluate with a smaller batch (contexts at once), a smaller remember or cache=bf16 "
+    "needs less"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +156,6 @@ def judge(
     *,
     output: Path,
     console: Console,
-    again: str = "the same command",
     video: Sequence[str] = (),
     side_by_side: bool = False,
 ) -> None:
@@ -163,7 +167,6 @@ def judge(
         cases: of several training seeds, say.
         output: existing directory.
         console: to print on.
-        again: what goes on with it after an interruption.
         video: which trials are filmed, see `agentic.video.film`.
         side_by_side: in one film.
 
@@ -179,9 +182,10 @@ def judge(
         journal = Journal(output, settings(cases))
         try:
             for number, case in enumerate(cases):
-                entries += _judge(case, number, journal, output, console, video, side_by_side)
-        except KeyboardInterrupt:
-            console.print(f"finished trials are kept in {output}; {again} goes on", soft_wrap=True)
+                with planned(lambda: ADVICE):
+                    entries += _judge(case, number, journal, output, console, video, side_by_side)
+        except KeyboardInterrupt as error:
+            error.add_note(f"finished trials are kept in {output}")
             raise
         write_curves(entries, output)
         results.write(output / RESULTS, results.document(entries, settings(cases)))

@@ -1,5 +1,6 @@
 """Checkpoints in the course of a training: those that are kept, and what a full disk does to it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Keeping:
         def verdict() -> bool:
             if failure is None:
                 return True
+            self._clear()
             if last:
                 raise failure
             files = checkpoint.step_files(self.run_dir)
@@ -79,6 +81,13 @@ class Keeping:
             return False
 
         return self.world.on_main(verdict)
+
+    def _clear(self) -> None:
+        """Removes directories that did not become checkpoints: there is little room."""
+        for place in (self.run_dir / "checkpoints").glob(checkpoint.STEP):
+            if not checkpoint.exists(place):
+                with suppress(OSError):  # what has gone wrong is told already
+                    checkpoint.remove(place)
 
     def _next(self, step: int) -> int:
         """The next step with a checkpoint, but for rollouts."""

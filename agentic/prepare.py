@@ -32,16 +32,25 @@ def open_data(config: TrainConfig, console: Console) -> EpisodeStore:
     return load_store(config.data_dir, specs, algorithms, config.data, console.print)
 
 
-def shared_data(config: TrainConfig, console: Console, world: World) -> EpisodeStore:
+def shared_data(
+    config: TrainConfig, console: Console, world: World, *, begun: bool = False
+) -> EpisodeStore:
     """The same episodes in all processes; the first one prepares them, however long it takes.
 
+    Args:
+        config: the run's settings.
+        console: to print on.
+        world: the processes.
+        begun: whether the run has learned from its data already. No others are collected then.
+
     Raises:
-        ValueError: a process finds others than the first, as on a disk that they do not share.
+        ValueError: there are none, or a process finds others than the first, as on a disk that they
+            do not share.
     """
     stores: list[EpisodeStore] = []
 
     def prepare() -> list:
-        stores.append(prepare_data(config, console))
+        stores.append((open_data if begun else prepare_data)(config, console))
         return [stores[0].episodes, stores[0].return_quantiles()]
 
     told = world.on_main(prepare)

@@ -33,12 +33,14 @@ class Rewards:
         reward: (R, T) float32, r_t earned by a_t.
         return_to_go: (R, T) float32, undiscounted, of the episode itself.
         returns: (R,) float64, sums of `reward`.
+        check: raises ValueError where a file has become shorter since it was opened.
         release: gives back the memory of what has been read.
     """
 
     reward: np.ndarray
     return_to_go: np.ndarray
     returns: np.ndarray
+    check: Callable[[], None] = lambda: None
     release: Callable[[], None] = lambda: None
 
 
@@ -135,11 +137,16 @@ def _read(flat: FlatStore, spec: TaskSpec, mode: str) -> Rewards | None:
         if array.shape != shape or array.dtype != _TYPES[name]:
             return None
 
+    def check() -> None:
+        for array in mapped.values():
+            array.check()
+
     def release() -> None:
         for array in mapped.values():
             array.release()
 
-    return Rewards(**{name: array.array for name, array in mapped.items()}, release=release)
+    arrays = {name: array.array for name, array in mapped.items()}
+    return Rewards(**arrays, check=check, release=release)
 
 
 def _compute(

@@ -139,6 +139,7 @@ class EpisodeStore:
         self, arrays: list[np.ndarray], shift: int, episode: np.ndarray, step: np.ndarray | None
     ) -> np.ndarray:
         """Single steps by one gather for every part that they come from, or whole episodes."""
+        self._check()
         part, row = self._part_E[episode], self._row_E[episode]
         width = arrays[0].shape[2:]
         if step is None:
@@ -159,6 +160,14 @@ class EpisodeStore:
             runs = math.prod(index.shape[:-1])
         self._forget(taken.nbytes + PAGES * runs)
         return taken
+
+    def _check(self) -> None:
+        """Before every read, which would end the process where a file has been cut off."""
+        for part in self.parts:
+            if part.flat is not None:
+                part.flat.check()
+            for task in part.rewards:
+                task.check()
 
     def _forget(self, read: int) -> None:
         """Keeps what random reads have mapped within bounds, however large the files are."""

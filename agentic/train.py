@@ -3,6 +3,7 @@
 import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from rich.console import Console
 from agentic import checkpoint
 from agentic.budget import budget_of
 from agentic.config import TrainConfig
-from agentic.entry import run
+from agentic.entry import going_on, run
 from agentic.judge import case_of, judge
+from agentic.memory import planned
 from agentic.methods import fresh_model
 from agentic.metrics import MetricLog
 from agentic.model import InUnits, ModelSpec
@@ -22,7 +24,7 @@ from agentic.runs import choose_device, config_text, model_spec, open_run, print
 from agentic.spread import mesh_of, print_plan, sides_of
 from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
-from envs import without_rendering
+from envs import expand, without_rendering
 from parallel.mesh import CubeMesh
 from parallel.world import World, processes
 
@@ -47,51 +49,65 @@ def command(values: dict[str, Any]) -> None:
     print_plan(config, sides, console)
     with ExitStack() as held:
         folder, resumed = world.on_main(lambda: open_run(config, held))
-        _train(config, Path(folder), resumed, device, world, mesh, console)
+        command_line = "agentic-train"
+        if world.size > 1:
+            command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
+        again = f"{command_line} resume={folder}"
+        with going_on(again):
+            ended_by = train(config, Path(folder), resumed, world, mesh, console, again)
+            if ended_by is None and world.main:
+                best = checkpoint.find(Path(folder))
+                specs = expand(config.task.name)
+                case = case_of(best, specs, config.evaluation, config.seed, config.device)
+                judge([case], output=Path(folder), console=console)
+    if ended_by is not None:
+        sys.exit(128 + ended_by)
 
 
-def _train(
+def train(
     config: TrainConfig,
     run_dir: Path,
     resumed: bool,
-    device: torch.device,
     world: World,
     mesh: CubeMesh,
     console: Console,
-) -> None:
-    """All that is done in a run's directory, which is this run's alone."""
-    store = shared_data(config, console, world)
+    again: str,
+) -> Signals | None:
+    """Prepares the data and trains; returns the signal that ended it earlier, if one did.
+
+    Args:
+        config: the settings.
+        run_dir: the run's folder.
+        resumed: whether it goes on from a checkpoint there.
+        world: the processes.
+        mesh: how they share the work.
+        console: to print on.
+        again: the command line that goes on with it.
+    """
+    store = shared_data(config, console, world, begun=resumed)
     training, held_out = split(store, config.holdout)
     if not config.chain.fits(len(held_out)):  # too few for a chain: all train, none validates
         training, held_out = split(store, 0.0)
-    spec = model_spec(config, store)
+    spec, device = model_spec(config, store), choose_device(config.device)
     budget = budget_of(config, spec, store, device)
     if budget is not None:
         budget.check()
-    torch.manual_seed(config.seed)
-    model = build_model(spec, store).to(device)
-    trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)
-    print_start(config, run_dir, trainer, budget, console)
-    if resumed:
-        console.print(f"resuming from {trainer.resume()}")
-    command_line = "agentic-train"
-    if world.size > 1:
-        command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
-    again = f"{command_line} resume={run_dir}"
-    told = config_text(config)
-    log = MetricLog(run_dir, trainer.step, told, lines=trainer.logged) if world.main else None
-    with log or nullcontext():
-        ended_by = trainer.train(log)
+    with planned(lambda: "of cloning there is no plan" if budget is None else budget.advice()):
+        torch.manual_seed(config.seed)
+        model = build_model(spec, store).to(device)
+        trainer = Trainer(config, model, store, training, held_out, run_dir, world=world, mesh=mesh)
+        print_start(config, run_dir, trainer, budget, console)
+        if resumed:
+            console.print(f"resuming from {trainer.resume()}")
+        told = config_text(config)
+        log = MetricLog(run_dir, trainer.step, told, lines=trainer.logged) if world.main else None
+        with log or nullcontext():
+            ended_by = trainer.train(log)
     world.close()
     if ended_by is not None:
-        console.print(
-            f"{ended_by.name}: step {trainer.step} of {config.steps} saved; go on with {again}"
-        )
-        sys.exit(128 + ended_by)
-    if world.main:
-        best = checkpoint.find(run_dir)
-        case = case_of(best, store.specs, config.evaluation, config.seed, config.device)
-        judge([case], output=run_dir, console=console, again=again)
+        told = f"{ended_by.name}: step {trainer.step} of {config.steps} saved"
+        console.print(f"{told}; go on with {again}", soft_wrap=True)
+    return ended_by
 
 
 def main() -> None:

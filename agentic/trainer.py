@@ -269,11 +269,11 @@ class Trainer:
                     self._give_up(measured)
                 if self._due(clocks.checkpoint_steps) or self.rollouts.due(self.step):
                     self.save()
-        if self.keeping.step == self.step:
-            self.keeping.prune()
-        else:
-            self.save(last=True)
-        return ended_by
+            if self.keeping.step == self.step:
+                self.keeping.prune()
+            else:
+                self.save(last=True)
+            return ended_by or self._ended()  # one that came meanwhile
 
     def update(self) -> dict[str, float] | None:
         """One optimiser step over `accumulate` micro-batches; None where a signal came before.

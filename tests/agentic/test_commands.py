@@ -246,7 +246,8 @@ def test_a_killed_rnd_collection_goes_on_learning(tmp_path):
         counts.append(Memory(folder=folder).load()["counts"])
     assert process.returncode == 130
     assert "new learner" not in err
-    assert err.strip().endswith("agentic-collect: interrupted")
+    told = err.strip().splitlines()[-1]
+    assert told.startswith("agentic-collect: interrupted; go on with agentic-collect recipe=rnd ")
     whole = len(episode_files(folder / "buffer"))
     assert f"{whole} episodes: returns by task" in out
     first, second = (c["steps"] for c in counts)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from conftest import make_model, make_store
+from rich.console import Console
 from training import make_config
 
 from agentic import prepare, runs
@@ -36,6 +37,13 @@ def test_the_same_data_are_opened_by_all(monkeypatch):
     first, second = _opened(monkeypatch, mine, theirs)
     assert first.result() is mine
     assert second.result() is theirs
+
+
+def test_a_run_that_has_begun_collects_no_other_data(tmp_path):
+    config = make_config(make_model(), data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="data_dir: looked for .*cartpole/td3/buffer/.*got"):
+        prepare.shared_data(config, Console(), World(), begun=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("returns", [[0.1, 0.7], [0.1, 0.7, 0.33]])

@@ -11,7 +11,7 @@ import torch
 from conftest import make_store
 from training import make_trainer, run_trainer
 
-from agentic import checkpoint, selecting, trainer
+from agentic import checkpoint, selecting
 from agentic.config import ClockConfig
 from agentic.evaluator import SELECTION, Interrupted, Trials, trial_seeds
 from agentic.selecting import score_of, trial_scalars
@@ -93,13 +93,6 @@ def test_a_run_that_ended_in_a_rollout_begins_with_it_again(tmp_path, monkeypatc
             with pytest.raises(way):
                 run_trainer(run)
         else:  # asked to end
-            handler = trainer.Interrupt.__enter__
-
-            def entered(interrupt):
-                run.interrupt = handler(interrupt)
-                return run.interrupt
-
-            patch.setattr(trainer.Interrupt, "__enter__", entered)
             act = run.rollouts.act
 
             def interrupted(*arguments):

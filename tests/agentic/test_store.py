@@ -1,3 +1,5 @@
+import os
+import shutil
 import zipfile
 
 import numpy as np
@@ -247,3 +249,21 @@ def test_split_holds_out_a_spread_and_never_the_best():
     training, held_out = split(store, 0.0)
     assert len(training) == 20
     assert len(held_out) == 0
+
+
+def test_a_store_that_is_deleted_under_a_training_stays_readable(cartpole_data):
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
+    before = store.observation(np.arange(12))
+    shutil.rmtree(cartpole_data)
+    store._forget(2 * HELD_BYTES)  # pages are given back, and read again
+    assert np.array_equal(store.observation(np.arange(12)), before)
+
+
+@pytest.mark.parametrize("name", ["action.npy", "rewards/*.reward.npy"])
+def test_a_store_that_is_cut_off_under_a_training_is_told(cartpole_data, name):
+    store = load_store(cartpole_data, CARTPOLE, ("td3",))
+    (path,) = (cartpole_data / "cartpole" / "td3" / "store").glob(name)
+    size = path.stat().st_size
+    os.truncate(path, 5000)  # a read of its end would be a fault that ends the process
+    with pytest.raises(ValueError, match=f"{path}: got 5,000 bytes, expected the {size:,}"):
+        store.action(np.arange(12))
