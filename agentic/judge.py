@@ -38,11 +38,11 @@ from agentic.table import print_table
 from envs import TaskSpec, expand
 
 RANDOM_EPISODES = 16
+RESULTS = "results.json"
 ADVICE = (
     "agentic-evaluate with a smaller batch (contexts at once), a smaller remember or cache=bf16 "
     "needs less"
 )
-RESULTS = "results.json"
 
 
 @dataclass(frozen=True, kw_only=True)
