@@ -112,7 +112,7 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
         there = f"; the newest other one is {others[-1]}" if others else ""
         raise Damaged(f"{error}{there}") from error
     state = _filled(path, state, None)
-    _check_own_fit(f"checkpoint: {path}", state)
+    check_fit(f"checkpoint: {path}", state)
     return state, digest.hexdigest()
 
 
@@ -164,7 +164,7 @@ def packed(state: dict[str, Any]) -> bytes:
     """What a file holds; `read` reads it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return sealed(buffer.getvalue())
+    return sealed(buffer)
 
 
 def exists(path: Path) -> bool:
@@ -223,13 +223,26 @@ def find(place: Path) -> Path:
     return found[-1]
 
 
+def check_fit(name: str, state: dict[str, Any]) -> None:
+    """Raises ValueError where weights or moments are not those of the specification beside them.
+
+    Args:
+        name: that the message begins with.
+        state: whole, as `read` or `load` returns it.
+    """
+    try:
+        schema.check_fit(state, schema.empty_model(state))
+    except ValueError as error:
+        raise ValueError(f"{name}: {_short(error)}") from error
+
+
 def restore_model(state: dict[str, Any], device: torch.device) -> InUnits:
     """The model of a checkpoint with its averaged weights, in evaluation mode.
 
     Raises:
         ValueError: the parameters do not fit the specification beside them.
     """
-    _check_own_fit("checkpoint", state)
+    check_fit("checkpoint", state)
     model = fresh_model(build(ModelSpec, state["spec"]))
     model.load_state_dict(state["averaged"])
     return model.to(device).eval()
@@ -295,14 +308,6 @@ def _check_files(
             raise Damaged(f"checkpoint: {error}") from error
         except ValueError as error:
             raise ValueError(f"checkpoint: {error}") from error
-
-
-def _check_own_fit(name: str, state: dict[str, Any]) -> None:
-    """That the weights and moments are those of the specification beside them."""
-    try:
-        schema.check_fit(state, schema.empty_model(state))
-    except ValueError as error:
-        raise ValueError(f"{name}: {_short(error)}") from error
 
 
 def _short(error: ValueError) -> str:

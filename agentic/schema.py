@@ -74,6 +74,7 @@ def check(state: dict[str, Any]) -> dict[str, Any]:
     for key in ("model", "averaged"):
         _expect(key, state[key], dict)
         for name, value in state[key].items():
+            _expect(f"a name in {key}", name, str)
             _expect(f"{key}.{name}", value, Tensor)
     _check_optimizer(state["optimizer"])
     return state | {"spec": spec.to_dict(), "config": asdict(config)}

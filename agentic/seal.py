@@ -4,6 +4,7 @@ Whatever reads zip archives, `torch.load` among it, reads a sealed one as it rea
 """
 
 import hashlib
+import io
 import re
 from pathlib import Path
 
@@ -16,11 +17,16 @@ class Damaged(ValueError):
     """Bytes are not those that were written."""
 
 
-def sealed(archive: bytes) -> bytes:
-    """A zip archive without a comment, with its checksum as the comment."""
-    assert archive[-2:] == b"\0\0", "the length of the comment ends an archive that has none"
-    body = archive[:-2] + LENGTH.to_bytes(2, "little")
-    return body + _MARK + hashlib.sha256(body).hexdigest().encode()
+def sealed(archive: io.BytesIO) -> bytes:
+    """A zip archive without a comment, with its checksum as the comment; made without a copy."""
+    archive.seek(-2, io.SEEK_END)
+    comment = archive.read()
+    assert comment == b"\0\0", "the length of the comment ends an archive that has none"
+    archive.seek(-2, io.SEEK_END)
+    archive.write(LENGTH.to_bytes(2, "little"))
+    digest = hashlib.sha256(archive.getbuffer()).hexdigest()
+    archive.write(_MARK + digest.encode())
+    return archive.getvalue()
 
 
 def is_sealed(content: bytes) -> bool:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ HEAD = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION}
 def read(content):
     """All that is done with a checkpoint before its model acts."""
     state = checkpoint.read(content, "a.pt")
+    checkpoint.check_fit("checkpoint: a.pt", state)
     checkpoint.restore_model(state, torch.device("cpu"))
     return state
 
@@ -41,6 +43,10 @@ def state():
     return plain_state(model) | HEAD | {"optimizer": optimizer.state_dict()}
 
 
+def _sealed(archive):
+    return seal.sealed(io.BytesIO(archive))
+
+
 def _repacked(content, change, **settings):
     """The archive with records as `change(name, bytes)` says, sealed."""
     buffer = io.BytesIO()
@@ -48,7 +54,7 @@ def _repacked(content, change, **settings):
         for member in old.infolist():
             for name, data in change(member.filename, old.read(member)):
                 new.writestr(zipfile.ZipInfo(name), data, **settings)
-    return seal.sealed(buffer.getvalue())
+    return seal.sealed(buffer)
 
 
 def _same(name, data):
@@ -86,25 +92,28 @@ def test_records_that_share_bytes_or_names_are_refused(state):
     content = checkpoint.packed(state)
     _refused(_repacked(content, lambda n, d: [(n, d), (n.upper(), d)]), "two records of one name")
     # Every record of the directory points to the largest one.
-    bare = bytearray(content[: -seal.LENGTH - 22])
-    place, largest = bare.index(b"PK\1\2"), b""
     members = zipfile.ZipFile(io.BytesIO(content)).infolist()
     most = max(members, key=lambda member: member.file_size)
-    while (place := bare.find(b"PK\1\2", place)) >= 0:
-        struct.pack_into("<II", bare, place + 20, most.file_size, most.file_size)
-        struct.pack_into("<I", bare, place + 42, most.header_offset)
-        place += 1
-    forged = seal.sealed(bytes(bare) + content[len(bare) : -seal.LENGTH - 2] + b"\0\0")
-    assert not largest
-    _refused(forged, "records are longer than the file|BadZipFile")
+    forged = bytearray(content[: -seal.LENGTH - 2] + b"\0\0")
+    place = forged.index(b"PK\1\2")
+    while place >= 0:
+        struct.pack_into("<II", forged, place + 20, most.file_size, most.file_size)
+        struct.pack_into("<I", forged, place + 42, most.header_offset)
+        place = forged.find(b"PK\1\2", place + 1)
+    _refused(_sealed(forged), "records are longer than the file")
 
 
 def test_a_directory_elsewhere_is_refused(state):
     content = checkpoint.packed(state)
     bare = content[: -seal.LENGTH - 2] + b"\0\0"
-    for harmed in (b"x" + bare, bare[:-22] + b"x" + bare[-22:], b"PK\3\4" + bare):
-        _refused(seal.sealed(harmed), "damaged or not a checkpoint")
-    _refused(content + b"x")
+    _refused(_sealed(b"x" + bare), "no zip archive")
+    _refused(_sealed(b"PK\3\4" + bare), "two ends")
+    # zipfile would make up for bytes in front, and torch would not.
+    shifted = bytearray(b"PK\3\4" + bare)
+    (place,) = struct.unpack_from("<Q", shifted, len(shifted) - 34)
+    struct.pack_into("<Q", shifted, len(shifted) - 34, place + 4)
+    _refused(_sealed(shifted), "bytes within")
+    _refused(content + b"x", "bytes behind")
 
 
 class Evil:
@@ -148,16 +157,12 @@ def _bomb():
     return bomb
 
 
-def _deep():
-    deep = []
-    for _ in range(900):
-        deep = [deep]
-    return deep
-
-
-@pytest.mark.parametrize("nested", [_knot(), _bomb(), _deep(), {"x": [_knot(), _bomb()]}])
+@pytest.mark.parametrize("nested", [_knot(), _bomb(), {"x": [_knot(), _bomb()]}, "deep"])
 def test_what_holds_itself_is_refused(nested, state):
-    content = _with_pickle(checkpoint.packed(state), pickle.dumps(nested, protocol=2))
+    pickled = pickle.dumps(nested, protocol=2)
+    if nested == "deep":
+        pickled = b"\x80\2" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"."
+    content = _with_pickle(checkpoint.packed(state), pickled)
     _refused(content, "it holds itself, or something many times")
 
 
@@ -167,13 +172,22 @@ def test_what_holds_itself_is_refused(nested, state):
 def test_other_types_are_refused(value, state):
     buffer = io.BytesIO()
     torch.save(state | {"x": value}, buffer)
-    _refused(seal.sealed(buffer.getvalue()), "damaged or not a checkpoint")
+    _refused(seal.sealed(buffer), "damaged or not a checkpoint")
+
+
+class Attributed:
+    """Is pickled as an OrderedDict whose methods are hidden."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def __reduce__(self):
+        hidden = dict.fromkeys(("items", "keys", "values", "get", "__iter__"), 5)
+        return OrderedDict, (), hidden, None, iter(self.content.items())
 
 
 def test_attributes_of_an_ordered_dict_do_nothing(state):
-    model = state["model"].copy()
-    model.items = model.keys = model.get = 5
-    again = read(checkpoint.packed(state | {"model": model}))
+    again = read(checkpoint.packed(state | {"model": Attributed(state["model"])}))
     assert again["model"].keys() == state["model"].keys()
 
 
@@ -206,7 +220,7 @@ def _changes():
     """(path to a value, another value, what is said)."""
     nan = float("nan")
     for name in ("step", "rolled"):
-        for value in ("3", -1, 1.0, None, True, [], 10**30 * [0][:0]):
+        for value in ("3", -1, 1.0, None, True, []):
             yield (name,), value, name
     for value in ([], "x", 1, {}, {"score": "x", "step": 1}, {"score": nan, "step": 1}, {"a": 1}):
         yield ("best",), value, "best"
@@ -239,7 +253,7 @@ def _changes():
 def _changed(tree, path, value):
     if not path:
         return value
-    return tree | {path[0]: _changed(tree[path[0]], path[1:], value)}
+    return tree | {path[0]: _changed(tree.get(path[0]), path[1:], value)}
 
 
 def test_wrong_types_at_every_key_are_refused_by_name(state):
@@ -247,8 +261,11 @@ def test_wrong_types_at_every_key_are_refused_by_name(state):
     assert len(changes) > 100
     for path, value, told in changes:
         _refused(checkpoint.packed(_changed(state, path, value)), f"({told})")
-    for key in HEAD.keys() | state.keys():
-        _refused(checkpoint.packed({k: v for k, v in state.items() if k != key}), key[:4])
+    for key in state:
+        told = {"format": "not a checkpoint", "version": "has version None"}.get(
+            key, f"lacks.*{key}"
+        )
+        _refused(checkpoint.packed({k: v for k, v in state.items() if k != key}), told)
     moments = state["optimizer"]["state"]
     _refused(checkpoint.packed(_changed(state, ("optimizer", "state", -1), moments[0])), "got -1")
 
@@ -288,7 +305,7 @@ def _mutations(content, count, seed):
             case 4:
                 struct.pack_into("<I", harmed, start % (len(bare) - 4), 2**32 - 1)
         sealed = random.random() < 0.8 and harmed[-2:] == b"\0\0"
-        yield seal.sealed(bytes(harmed)) if sealed else bytes(harmed)
+        yield _sealed(bytes(harmed)) if sealed else bytes(harmed)
 
 
 def _fuzz(count, seed):
@@ -327,7 +344,7 @@ def test_many_mutations_in_bounded_memory():
         "torch.set_num_threads(1)\n"
         "test_plain._fuzz(20, seed=1)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "print(*test_plain._fuzz(20000, seed=2))\n"
+        "print(*test_plain._fuzz(6000, seed=2))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     here = Path(__file__)
@@ -339,5 +356,5 @@ def test_many_mutations_in_bounded_memory():
     )
     assert run.returncode == 0, run.stderr
     counts, kibibytes = run.stdout.splitlines()
-    assert sum(map(int, counts.split())) == 20000
+    assert sum(map(int, counts.split())) == 6000
     assert int(kibibytes) < 64 * 1024

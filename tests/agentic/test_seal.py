@@ -20,7 +20,7 @@ def _archive():
 
 
 def test_a_sealed_archive_is_read_by_whatever_reads_archives(tmp_path):
-    content = seal.sealed(_archive())
+    content = seal.sealed(io.BytesIO(_archive()))
     assert seal.is_sealed(content)
     assert not seal.is_sealed(_archive())
     assert not seal.is_sealed(b"")
@@ -36,7 +36,7 @@ def test_a_sealed_archive_is_read_by_whatever_reads_archives(tmp_path):
 
 
 def test_the_checksum_is_of_all_before_it_and_its_length():
-    content = seal.sealed(_archive())
+    content = seal.sealed(io.BytesIO(_archive()))
     for place in (0, 100, len(content) - seal.LENGTH - 1, len(content) - 1):
         with pytest.raises(seal.Damaged):
             seal.is_sealed(_flipped(content, 8 * place))

@@ -1,8 +1,11 @@
 """Training over processes is the training of one process, whatever they share."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -17,6 +20,7 @@ from agentic.metrics import MetricLog
 from agentic.scale import ParallelConfig
 from agentic.tokens import Steps
 from agentic.trainer import Trainer
+from parallel import shards
 from parallel.mesh import CubeMesh
 from parallel.world import World
 
@@ -183,6 +187,29 @@ def test_resumed_equals_straight_to_the_last_bit_in_a_cube(runs, tmp_path):
     resumed = _run("x", tmp_path / "resumed", resume=checkpoint.step_files(run_dir)[0])
     for (ours, _), (theirs, _) in zip(resumed, straight, strict=True):
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("case", ["data", "x"])
+def test_all_go_on_from_the_newest_sound_one(case, runs, tmp_path):
+    _, run_dir = runs(case)
+    shutil.copytree(run_dir / "checkpoints", tmp_path / "checkpoints")
+    half, newest = checkpoint.step_files(tmp_path)
+    harmed = newest if newest.is_file() else shards.files(newest / "tensors_1")[-1]
+    harmed.write_bytes(harmed.read_bytes()[:-1])
+    told = run_ranks(2, _resumes, case, tmp_path)
+    assert [place for place, *_ in told] == [str(half)] * 2
+    assert [step for _, step, _ in told] == [5, 5]
+    said = f"{harmed} is damaged"
+    assert [said in output for *_, output in told] == [True, False]
+    names = sorted(path.name for path in half.parent.iterdir())
+    assert names == [half.name, f"{newest.name}.damaged"]
+
+
+def _resumes(rank, case, run_dir):
+    trainer = _trainer(case, run_dir, 10)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        place = trainer.resume()
+    return str(place), trainer.step, said.getvalue()
 
 
 @pytest.mark.parametrize("case", ["data", "x"])
