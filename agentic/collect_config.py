@@ -31,10 +31,10 @@ class RndConfig:
 
     def __post_init__(self) -> None:
         for name in ("environments", "hidden", "novelty_hidden", "novelty_size"):
-            at_least(f"rnd.{name}", getattr(self, name), 1)
+            at_least(f"rnd.{name}", getattr(self, name), 1, 10**5)
         at_least("rnd.seed_steps", self.seed_steps, 0)
-        at_least("rnd.batch", self.batch, 2)  # one observation has no variance
-        at_least("rnd.updates_per_step", self.updates_per_step, 0)
+        at_least("rnd.batch", self.batch, 2, 10**6)  # one observation has no variance
+        at_least("rnd.updates_per_step", self.updates_per_step, 0, 1000)
         if not self.learning_rate > 0:
             raise ValueError(f"rnd.learning_rate: got {self.learning_rate}, expected above 0")
         between("rnd.gamma", self.gamma, 0, 1)
@@ -66,7 +66,7 @@ class CollectConfig:
     def __post_init__(self) -> None:
         at_least("episodes", self.episodes, 1)
         at_least("seconds", self.seconds, 0)
-        at_least("workers", self.workers, 0)
+        at_least("workers", self.workers, 0, 1000)
         if len(expand(self.reward_task)) != 1:
             raise ValueError(f"reward_task: got {self.reward_task!r}, expected one task")
 

@@ -32,8 +32,8 @@ class DataConfig:
         one_of("data.on_other_length", self.on_other_length, ("error", "skip"))
         one_of("data.relabel", self.relabel, ("with_control", "state_only"))
         if self.workers is not None:
-            at_least("data.workers", self.workers, 1)
-        at_least("data.prefetch", self.prefetch, 0)
+            at_least("data.workers", self.workers, 1, 10_000)
+        at_least("data.prefetch", self.prefetch, 0, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ChainConfig:
     replacement: bool = False  # whether a trajectory may come twice in a chain
 
     def __post_init__(self) -> None:
-        at_least("chain.trajectories", self.trajectories, 1)
+        at_least("chain.trajectories", self.trajectories, 1, 10**5)
         one_of("chain.count", self.count, ("fixed", "uniform"))
         at_least("chain.window_steps", self.window_steps, 1)
         at_least("chain.window_batch", self.window_batch, 1)
@@ -125,8 +125,9 @@ class ModelConfig:
     dropout: float
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "feed_forward"):
-            at_least(f"model.{name}", getattr(self, name), 1)
+        most = {"layers": 10**4, "width": 10**6, "heads": 10**6, "feed_forward": 1000}
+        for name, limit in most.items():
+            at_least(f"model.{name}", getattr(self, name), 1, limit)
         if self.width % self.heads:
             raise ValueError(
                 f"model.heads: got {self.heads}, expected a divisor of model.width={self.width}"
@@ -163,7 +164,7 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.clip_norm: got {self.clip_norm}, expected above 0")
         if not 0 <= self.average < 1:
             raise ValueError(f"optimizer.average: got {self.average}, expected a value in [0, 1)")
-        at_least("optimizer.accumulate", self.accumulate, 1)
+        at_least("optimizer.accumulate", self.accumulate, 1, 10**6)
         at_least("optimizer.skip_limit", self.skip_limit, 1)
 
 

@@ -24,6 +24,7 @@ from agentic.interpolation import check_calls
 from agentic.texts import read_yaml
 
 JOBS = 10_000  # of a sweep
+LONGEST = 20_000  # characters of a setting
 _OF_HYDRA = ("hydra.run", "hydra.output_subdir", "hydra.sweep", "hydra.launcher")
 _NAMES_HYDRA = re.compile(r"(?:^|[\s/@.])hydra(?:$|[\s/@.:=])")
 
@@ -60,6 +61,8 @@ def check_override(text: str, *, hydra: bool = True) -> Override:
     Raises:
         ValueError: it is none, or of hydra's own.
     """
+    if len(text) > LONGEST:  # hydra's parser takes seconds for more
+        raise ValueError(f"{text[:100]}...: longer than {LONGEST:,} characters")
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:

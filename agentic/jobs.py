@@ -62,8 +62,8 @@ class ReproduceConfig:
     report: bool
 
     def __post_init__(self) -> None:
-        at_least("jobs", self.jobs, 1)
-        at_least("threads", self.threads, 1)
+        at_least("jobs", self.jobs, 1, 10_000)
+        at_least("threads", self.threads, 1, 10_000)
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
             raise ValueError(f"seeds: got {list(self.seeds)}, expected each once, at least one")
         for seed in self.seeds:

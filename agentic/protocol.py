@@ -29,8 +29,9 @@ class RolloutConfig:
 
     def check(self, prefix: str = "") -> None:
         """Raises ValueError for a value out of range; `prefix` is the group's name."""
-        at_least(f"{prefix}contexts", self.contexts, 1)
-        at_least(f"{prefix}trials", self.trials, 1)
+        at_least(f"{prefix}contexts", self.contexts, 1, 10**5)
+        at_least(f"{prefix}trials", self.trials, 1, 10**5)
+        at_least(f"{prefix}contexts x trials", self.contexts * self.trials, 1, 10**6)
         if not self.targets:
             raise ValueError(f"{prefix}target: got an empty list, expected {_FORMS}")
         for asked in self.targets:
@@ -52,7 +53,7 @@ class RolloutConfig:
         for name in ("threads", "workers"):
             count = getattr(self, name)
             if count is not None:
-                at_least(f"{prefix}{name}", count, 1)
+                at_least(f"{prefix}{name}", count, 1, 10_000)
 
     @property
     def targets(self) -> tuple[Asked, ...]:

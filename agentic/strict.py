@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MOST = 10**15  # of a number without a limit of its own
 _SHOWN = 200  # most characters of a value in a message
 
 
@@ -99,10 +100,12 @@ def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{field}: got {_shown(value)}, expected one of {list(allowed)}")
 
 
-def at_least(field: str, value: float, least: float) -> None:
-    """Raises ValueError for a setting below its least value, and for NaN."""
+def at_least(field: str, value: float, least: float, most: float = MOST) -> None:
+    """Raises ValueError for a setting below its least value, for NaN, and beyond all reason."""
     if not value >= least:
         raise ValueError(f"{field}: got {value}, expected at least {least}")
+    if value > most:
+        raise ValueError(f"{field}: got {str(value)[:_SHOWN]}, expected at most {most:,}")
 
 
 def between(field: str, value: float, low: float, high: float) -> None:
