@@ -48,7 +48,7 @@ SETTINGS = [
     "run_dir=run",
 ]
 ROLLOUTS = 12  # steps
-KILLS = 50
+ORDER = ("start", "collection", "ingest", "rewards", "preparation", "training", "evaluation")
 
 
 class Life:
@@ -104,23 +104,24 @@ class Life:
             return "preparation"
         return "rollouts" if self._acting() else "training"
 
+    def reached(self, aim):
+        """Whether it is there, or has come by."""
+        phase = self.phase()
+        later = aim in ORDER and phase in ORDER and ORDER.index(phase) > ORDER.index(aim)
+        return phase == aim or later or phase == "evaluation"
+
     def _is_finished(self, note):
         return note.exists() and json.loads(note.read_text())["finished"]
 
     def _acting(self):
         """Whether the last thing written is the checkpoint in front of rollouts."""
-        files, lines = checkpoint.step_files(self.run_dir), self._lines()
+        files = checkpoint.step_files(self.run_dir)
+        lines = (self.run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
         if not files or not lines:
             return False
-        step = int(files[-1].stem.rpartition("_")[2])
-        return (
-            step % ROLLOUTS == 0
-            and lines[-1]["step"] == step
-            and not any(name.startswith("rollout/") for name in lines[-1])
-        )
-
-    def _lines(self):
-        return scalars(self.run_dir)
+        step, last = int(files[-1].stem.rpartition("_")[2]), json.loads(lines[-1])
+        acted = any(name.startswith("rollout/") for name in last)
+        return step % ROLLOUTS == 0 and last["step"] == step and not acted
 
     def undisturbed(self):
         """The same training on a copy of the episodes, all in one go."""
@@ -141,7 +142,7 @@ class Life:
             del state["spent"], state["config"]["data_dir"]
             state["updated"] = state["updated"][1]
             states[path.name] = state
-        return {"states": states, "metrics": self._lines(), "results": results}
+        return {"states": states, "metrics": scalars(self.run_dir), "results": results}
 
     def files(self):
         """What lies in the run's folder; TensorBoard's files have names of their own."""
@@ -171,44 +172,102 @@ def assert_same(ours, theirs, place=""):
         assert ours == theirs, place
 
 
-def _wait(condition, process, seconds):
-    """Whether the process still runs when the condition holds, or the time is over."""
-    until = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < until and not condition():
-        time.sleep(0.01)
-    return process.poll() is None
+class Starts:
+    """Starts one life after the other, and kills them.
+
+    Args:
+        rng: draws the moments.
+        seconds: that a whole life takes behind its first word.
+    """
+
+    def __init__(self, rng, seconds):
+        self.rng, self.seconds = rng, seconds
+        self.phases = collections.Counter()
+
+    def kill(self, life, aim):
+        """Starts it and kills it, in a phase or anywhere; one that comes to its end is spared."""
+        process = life.start()
+        try:
+            if aim == "start":
+                self._wait(process, lambda: False, self.rng.uniform(0, 2))
+            elif aim == "anywhere":
+                self._wait(process, life.speaks)
+                self._wait(process, lambda: False, self.rng.uniform(0, self.seconds))
+            else:
+                self._wait(process, lambda: life.reached(aim))
+                # None of it, or a part: of collection, rollouts and evaluation any one.
+                most = self.seconds / 8 if aim in LONG else 0.01
+                self._wait(process, lambda: False, self.rng.uniform(0, most))
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self.phases[life.phase()] += 1
+            else:
+                assert process.returncode == 0, life.said()
+        finally:
+            _end(process)
+
+    def _wait(self, process, condition, seconds=300.0):
+        until = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < until and not condition():
+            time.sleep(0.001)
+
+
+def _end(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _seconds(place):
+    """Of a whole life behind its first word."""
+    life = Life(place)
+    process = life.start()
+    try:
+        while not life.speaks():
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert process.wait(600) == 0, life.said()
+        return time.monotonic() - began
+    finally:
+        _end(process)
+
+
+KILLS = 50
+LONG = ("collection", "rollouts", "evaluation")
+# In the order in which a life comes by; half of the kills are anywhere.
+AIMS = ("start", "collection", "collection", "ingest", "rewards", "training", "checkpoint")
+AIMS += ("rollouts", "checkpoint", "evaluation", "evaluation")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_killed_at_fifty_random_moments(tmp_path):
-    rng = random.Random(0)
-    phases = collections.Counter()
+    starts = Starts(random.Random(0), _seconds(tmp_path / "first"))
     lives = 0
-    while sum(phases.values()) < KILLS:
+    while starts.phases.total() < KILLS:
         lives += 1
         life = Life(tmp_path / f"life{lives}")
+        # Every second life is killed where it is hard to hit, the others anywhere.
+        aims = iter(AIMS if lives % 2 else ["anywhere"] * 2 * len(AIMS))
         while not life.finished:
-            process = life.start()
-            try:
-                # Every tenth in its first two seconds, the others from its first word on.
-                early = rng.random() < 0.1
-                running = early or _wait(life.speaks, process, 100)
-                pause = rng.uniform(0, 2) if early else rng.expovariate(0.5)
-                spared = sum(phases.values()) == KILLS
-                if running and _wait(lambda: False, process, 200 if spared else pause):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    phases[life.phase()] += 1
-                else:
-                    assert process.wait() == 0, life.said()
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            aim = next(aims, None) if starts.phases.total() < KILLS else None
+            if aim is None:
+                _spare(life)
+            else:
+                starts.kill(life, aim)
         life.check()
-    print(f"\n{sum(phases.values())} kills in {lives} lives: {dict(phases.most_common())}")
-    assert sum(phases.values()) == KILLS
+    print(f"\n{KILLS} kills in {lives} lives: {dict(starts.phases.most_common())}")
+    phases = {"start", "collection", "ingest", "rewards", "training", "checkpoint"}
+    assert phases | {"rollouts", "evaluation"} <= starts.phases.keys()
+
+
+def _spare(life):
+    process = life.start()
+    try:
+        assert process.wait(600) == 0, life.said()
+    finally:
+        _end(process)
 
 
 FEW = (13, 60, 6)  # see `deaths`: in an episode, in a checkpoint, in a later one
