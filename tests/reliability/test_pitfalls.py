@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, make_store
 from played_data import play
+from training import make_config
 
+from agentic import checkpoint
 from agentic.config import ChainConfig
 from agentic.episodes import buffer_dir, episode_files, read_episode
 from agentic.loading import load_store
 from agentic.sampler import ChainSampler
+from agentic.trainer import Trainer
 from envs import expand
 
 EPISODES = 4
@@ -68,6 +71,20 @@ def test_returns_to_go_are_between_0_and_1_as_every_task_sees_them(played, task)
     assert told.max() < 1 + 1e-5
     assert store.returns.max() > 0
     assert told.max() > 0.99  # a chain of the best episode is told to reach all of it
+
+
+def test_a_checkpoint_acts_in_the_units_that_it_was_trained_in(tmp_path, random_steps):
+    store, model = make_store([0.0, 5.0, 250.0], steps=5), make_model()
+    mean, std = store.observation_units
+    model.set_units(observation_mean=mean, observation_std=std, return_scale=store.return_scale())
+    (tmp_path / "checkpoints").mkdir()
+    every = np.arange(3)
+    Trainer(make_config(model), model, store, every, every[:0], tmp_path).save()
+    state = checkpoint.load(checkpoint.newest(tmp_path))
+    again = checkpoint.restore_model(state, torch.device("cpu"))
+    assert again.return_scale.tolist() == [250.0]
+    steps = random_steps(1, 2, 5)
+    assert torch.equal(again(steps), model.eval()(steps))
 
 
 @pytest.mark.parametrize(
