@@ -81,8 +81,8 @@ def _die_at(at):
     class HalfWritten:
         """A file whose every write has a moment in its middle."""
 
-        def __init__(self, path, mode):
-            self.file = open(path, mode)
+        def __init__(self, path, mode, **more):
+            self.file = open(path, mode, **more)
             self.path = Path(path).absolute()
 
         def write(self, content):

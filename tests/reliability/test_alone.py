@@ -55,7 +55,7 @@ def test_a_second_training_is_refused_until_the_first_is_gone(tmp_path):
         refused = "agentic-train: error: run_dir: run is in use by another process that trains "
         for second in (RUN, ["resume=run"]):
             (tmp_path / "output").unlink()
-            assert dying.run(dying.command, tmp_path, "train", second) == 2
+            assert dying.run(dying.command, tmp_path, "train", second, timeout=60) == 2
             assert (tmp_path / "output").read_text().strip().splitlines() == [
                 refused + "there; expected one at a time"
             ]

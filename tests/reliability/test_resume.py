@@ -153,3 +153,14 @@ def test_resumed_equals_straight_to_the_last_bit(
     assert dying.run(train, tmp_path / "elsewhere", *other) == 0
     for name in ("once", "twice", "elsewhere"):
         _assert_same(_outcome(tmp_path / name), straight)
+
+
+def test_a_save_that_was_killed_before_it_removed_older_ones_is_made_up_for(tmp_path):
+    run_trainer(make_trainer(tmp_path))
+    whole = checkpoint.step_files(tmp_path)
+    shutil.copy(whole[0], checkpoint.step_path(tmp_path, 5))
+    resumed = make_trainer(tmp_path)
+    resumed.resume()
+    assert resumed.step == 12
+    run_trainer(resumed)
+    assert checkpoint.step_files(tmp_path) == whole
