@@ -170,3 +170,42 @@ def test_a_bf16_cache_is_half_as_large_and_acts_almost_alike(random_steps):
         policy = Policy(model, steps.task.numpy(), trials, cache=cache)
         size = model.spec.cache_bytes(2 * trials, cache)
         assert sum(cache.nbytes for cache in policy.caches) == size
+
+
+def _changed(memory, name, change):
+    if name == "caches":
+        (key, value), *others = memory["caches"]
+        return memory | {"caches": [(change(key), value), *others]}
+    return memory | {"previous": memory["previous"] | {name: change(memory["previous"][name])}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("caches", lambda key: key[:1], "keys and values: got .* expected"),
+        ("caches", lambda key: key.double(), "keys and values: got torch.float64"),
+        ("caches", lambda key: key * float("nan"), "keys and values: got numbers that are not"),
+        ("caches", lambda key: None, "keys and values: got no tensor"),
+        ("task", lambda task: task + 7, "task: got .7"),
+        ("trajectory", lambda place: place + 5, "trajectory: got .*expected 0"),
+        ("timestep", lambda step: step * 0, "timestep: got .*expected 4"),
+        ("observation", lambda seen: seen[..., :1], "observation: got .*expected"),
+    ],
+)
+def test_a_memory_of_another_form_is_refused(random_steps, name, change, words):
+    model, steps = make_model(), random_steps(2, 1, 5)
+    policy = Policy(model, steps.task.numpy(), trials=2)
+    _act_through(model, steps, policy)
+    memory = policy.memory()
+    fresh = Policy(model, steps.task.numpy(), trials=2)
+    with pytest.raises(ValueError, match=f"^memory: {words}"):
+        fresh.recall(_changed(memory, name, change))
+    fresh.recall(memory)
+    assert fresh.caches[0].length == policy.caches[0].length
+
+
+@pytest.mark.parametrize("memory", [None, {}, {"caches": []}, {"caches": [1], "previous": {}}])
+def test_what_is_no_memory_at_all_is_refused(memory):
+    policy = Policy(make_model(), np.zeros(1, int), trials=1)
+    with pytest.raises(ValueError, match="^memory: expected"):
+        policy.recall(memory)

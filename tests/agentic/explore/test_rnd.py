@@ -300,6 +300,46 @@ def test_a_lost_learner_is_named_and_one_of_other_sizes_kept(tmp_path, capsys):
     assert (learner.steps, learner.stored) == (0, 2 * 998)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_episode_of_the_replay_is_named_by_one_line(tmp_path, workers):
+    round_of(Memory(folder=tmp_path), seed=0)
+    damaged = sorted((tmp_path / "buffer").glob("*.npz"))[-1]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    episodes = stream("rnd", CARTPOLE, 0, workers, TINY, tmp_path)
+    with pytest.raises(ValueError, match=f"^{damaged}: not a readable npz episode"):
+        next(episodes)
+
+
+def _with(state, *path, value):
+    """The state with another value at a path."""
+    first, *rest = path
+    return state | {first: _with(state[first], *rest, value=value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["config"], 3, "is not a learner .config: got '3'"),
+        (["config", "hidden"], "8", "is not a learner .config.hidden"),
+        (["counts"], [], "counts: got '..', expected a mapping"),
+        (["counts", "steps"], -1, "steps: got -1"),
+        (["counts", "owed"], 1e9, "owed: got 1000000000.0, expected a value in .0, 1."),
+        (["actor"], {}, "actor: expected"),
+        (["novelty", "scale.mean"], torch.zeros(2), "novelty.scale.mean: got torch.float32 .2,"),
+        (["novelty", "scale.mean"], 3.0, "novelty.scale.mean: got no tensor"),
+        (["critic_optimiser"], [], "critic_optimiser: expected moments of"),
+        (["critic_optimiser", "state", 0, "exp_avg"], torch.zeros(1), "critic_optimiser.0.exp_avg"),
+    ],
+)
+def test_a_learner_of_another_form_is_refused(tmp_path, path, value, words):
+    memory = Memory(folder=tmp_path)
+    round_of(memory, seed=0)
+    state = memory.load()
+    memory.save({k: v for k, v in _with(state, *path, value=value).items() if k != "format"})
+    with pytest.raises(ValueError, match=f"{memory.path} .*{words}"):
+        next(stream("rnd", CARTPOLE, 0, 0, TINY, tmp_path))
+
+
 def test_workers_have_learners_and_shares_of_their_own(tmp_path):
     (tmp_path / "buffer").mkdir()
     names = [f"episode_{i:06d}_1000.npz" for i in range(5)]
