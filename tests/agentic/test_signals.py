@@ -31,18 +31,25 @@ SETTINGS = [
 ]
 STORED = "algorithms=[random]"
 BUFFER = "data/jaco/random/buffer/*.npz"
-# Settings of a training, and a file that is there in the midst of the phase.
+# Settings of a training, and a file that has something in it in the midst of the phase.
 PHASES = {
     "collection": (["task.collect.recipe=random"], BUFFER),
     "ingest": ([STORED], "data/jaco/random/store/action.npy"),
     "training": ([STORED], "run/metrics.jsonl"),
-    "a long step": ([STORED, "chains=500", "chain.window_share=0"], "run/events*"),
+    "a long step": ([STORED, "chains=200", "chain.window_share=0"], "run/metrics.jsonl"),
     "validation": ([STORED, "clocks.validate_steps=1"], "run/metrics.jsonl"),
     "rollouts": ([STORED, "clocks.rollout_steps=1", "clocks.rollout_from=0"], "run/checkpoints/s*"),
     "checkpoint": ([STORED, "clocks.checkpoint_steps=1"], "run/checkpoints/.*.tmp"),
     "evaluation": ([STORED, "steps=1"], "run/unfinished/*/trial_001.pt"),
 }
 SECONDS = 30  # on a busy machine, with the interpreter's own end
+
+
+def _filled(path):
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # a temporary one
+        return False
 
 
 def _signalled(cwd, arguments, pattern, number):
@@ -57,7 +64,7 @@ def _signalled(cwd, arguments, pattern, number):
         env=os.environ | {"OMP_NUM_THREADS": "1", "MUJOCO_GL": "disable", "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    while not list(cwd.glob(pattern)):
+    while not any(_filled(path) for path in cwd.glob(pattern)):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.002)
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
@@ -87,13 +94,6 @@ def test_a_signal_ends_a_training_in_every_phase(tmp_path, phase, number):
         )
         assert said in line
     assert not list(tmp_path.glob("**/*.tmp"))
-    if phase == "training":  # and so it does
-        text = (tmp_path / "run" / "config.yaml").read_text()
-        assert "steps: 100000" in text
-        done = _signalled(tmp_path, ["agentic.train", "resume=run"], "run/metrics.jsonl", number)
-        assert "saved; go on" in done
-        steps = [json.loads(s)["step"] for s in open(tmp_path / "run" / "metrics.jsonl")]
-        assert steps == sorted(set(steps))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
