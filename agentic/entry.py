@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import hydra
 import torch.distributed as dist
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -59,11 +58,6 @@ def run(
     def call(config: DictConfig) -> None:
         # Told here as well, since hydra would add lines of its own to an exception of the task.
         with _told(command):
-            if HydraConfig.get().job.chdir:
-                raise ValueError(
-                    "hydra.job.chdir: got true, expected false: places in the settings are seen "
-                    "from where the command is typed"
-                )
             task(plain(config))
 
     with _told(command):

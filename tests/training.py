@@ -129,6 +129,8 @@ def plain_state(model):
         "rolled": 0,
         "spent": [0.0, 0.0, 0.0],
         "updated": [0.0, 0],
+        "skipped": [0, 0],
+        "logged": 0,
     }
 
 

@@ -229,6 +229,9 @@ def _changes():
     for value in (None, [], [1.0], [0.0, 0.0, -1.0], [nan] * 3, ["x"] * 3, 3, {"a": 1}):
         yield ("spent",), value, "spent"
         yield ("updated",), value, "updated"
+        yield ("skipped",), value, "skipped"
+    for value in ("x", -1, 1.5, []):
+        yield ("logged",), value, "logged"
     for name in ("spec", "config", "data", "model", "averaged", "optimizer"):
         for value in (None, 3, "x", [], {"x": 1}, {}, {0: torch.zeros(1)}):
             yield (name,), value, "spec|config|data|model|averaged|optimizer|parameters"
