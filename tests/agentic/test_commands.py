@@ -193,7 +193,7 @@ def test_a_baseline_is_trained_judged_and_judged_again(workplace, method):
     ("command", "arguments", "words"),
     [
         ("train", ["task=walker_fly"], ["task: got 'walker_fly'", "walker_walk"]),
-        ("train", ["optimiser.lr=1"], ["optimiser"]),
+        ("train", ["optimiser.lr=1"], ["optimiser.lr: unknown setting"]),
         ("train", ["steps=many"], ["steps: got 'many', expected int"]),
         ("train", ["layer.kind=flash"], ["layer.kind: got 'flash'", "vanilla"]),
         ("train", ["model.heads=3"], ["model.heads: got 3", "model.width=128"]),
