@@ -12,7 +12,7 @@ from played_data import play
 from training import save_checkpoint
 
 from agentic import entry
-from agentic.memory import planned, ran_out
+from agentic.memory import KERNELS, planned, ran_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +61,20 @@ def test_a_command_without_a_plan_ends_with_one_line(capfd):
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("agentic-data: error: memory: ")
     assert "you tried to allocate" in line
+
+
+def test_every_command_bounds_the_kernels_but_where_the_user_does(monkeypatch):
+    def begun():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "quiet_simulator", begun)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "5")  # to be taken back afterwards
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    with pytest.raises(KeyboardInterrupt):
+        entry.run("agentic-train", "train", lambda values: None)
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(KERNELS)
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
 
 
 LIMITED = """
