@@ -175,8 +175,10 @@ def test_a_damaged_store_is_named(workplace, tmp_path, main):
 
 
 def test_without_minari_it_says_what_to_install(workplace, main, monkeypatch):
-    monkeypatch.setitem(sys.modules, "minari", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "agentic.exchange", raising=False)
+    for name in ["minari", *(name for name in sys.modules if name.startswith("minari."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    for name in ("agentic.exchange", "agentic.foreign"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr("agentic.exchange", raising=False)
     for arguments in (["export", TASK], ["import", TASK, "source=x"]):
         _fails(*main(workplace, *arguments), "minari", "pip install '.[minari]'")
