@@ -167,11 +167,11 @@ def test_the_plan_runs_nothing_and_leaves_out_what_is_finished(tmp_path, cartpol
     [
         (["seeds=[0,0]"], "seeds: got [0, 0]"),
         (["rows.DT=5"], "rows.DT: got 5, expected a list of str"),
-        (["rows=[]"], "Error merging override rows=[]"),
+        (["rows=[]"], "rows: got '[]', expected another kind"),
         (["only=[XT]"], "only: got 'XT', expected rows of ['AT-16',"),
         (["tasks=[walker_fly]"], "task: got 'walker_fly'"),
         (["extra=[{section:x}]"], "extra.tasks: missing"),
-        (["overrides=['stepz=3']"], "rows: step/walker_stand/BC-10%: Could not override 'stepz'"),
+        (["overrides=['stepz=3']"], "rows: step/walker_stand/BC-10%: stepz: unknown setting"),
         (["collect=['recipe=ppo']"], "recipe: got 'ppo'"),
         (
             ["report=true", "plan=false", "output=nowhere"],

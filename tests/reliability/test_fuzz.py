@@ -236,7 +236,7 @@ def _checkpoint(folder: Path) -> Kind:
     def vary(content: bytes, rng: random.Random, other: bytes) -> bytes:
         changed = by_member(content, rng, other)
         bare = changed[-2:] == b"\0\0" and rng.random() < 0.9
-        return sealed(changed) if bare else changed
+        return sealed(io.BytesIO(changed)) if bare else changed
 
     def read(content: bytes) -> None:
         state = checkpoint.read(content, "file")
