@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agentic.console import say
 from agentic.episodes import write_atomically
 from agentic.imitation import Imitation, seed_micro_batch
-from agentic.metrics import MetricLog
+from agentic.metrics import SKIPPED_CHAINS, MetricLog
 from agentic.sampler import ChainSampler, Windows
 from agentic.tokens import Steps
 from parallel.collectives import all_reduce
@@ -58,7 +58,7 @@ class Skips:
             f"so far); micro-batches {indices[0]} to {indices[-1]}, chains {spell_chains(chains)}"
         )
         if log is not None:
-            log.note(step, {"train/skipped_chains": chains})
+            log.note(step, {SKIPPED_CHAINS: chains})
 
 
 class Survey:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,25 @@ def test_a_store_is_not_made_behind_a_link(sandbox, link):
     assert not list(target.rglob("*.npy"))
 
 
+@pytest.mark.parametrize("link", ["cartpole/td3/store", "cartpole/td3", "cartpole"])
+def test_a_whole_store_behind_a_link_is_read(sandbox, link):
+    data, place, target = sandbox / "data", sandbox / "data" / link, sandbox / "moved"
+    returns = load(data).returns.tolist()
+    place.rename(target)
+    place.symlink_to(target)
+    files = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    assert load(data).returns.tolist() == returns
+    with pytest.raises(ValueError, match=f"^data.store_dir: .* leads to {target}"):  # new rewards
+        load_store(data, (TASKS["cartpole_balance"],), ("td3",))
+    directory = buffer_dir(data, "cartpole", "td3")
+    write_episode(directory / "episode_000003_1000.npz", make_episode(SPEC, 3))
+    with pytest.raises(ValueError, match=f"^data.store_dir: .* leads to {target}"):
+        load(data)
+    there = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    stores = {path for path in there if "store" in path.parts or link.endswith("store")}
+    assert {p: there[p] for p in stores} == {p: t for p, t in files.items() if p in stores}
+
+
 @pytest.mark.parametrize("name", ["observation.npy", ".lock", "rewards/.lock"])
 def test_a_file_of_a_store_is_not_written_through_a_link(sandbox, name):
     place = sandbox / "data" / "cartpole" / "td3" / "store" / name
@@ -124,8 +144,9 @@ def test_a_runs_folders_are_in_the_run(sandbox):
     run = sandbox / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to("../../beside")
-    with pytest.raises(ValueError, match="resume: .* leads to .*/beside by a link"):
-        open_run(make_config(make_model(), resume=str(run)))
+    config = make_config(make_model(), resume=str(run))
+    with pytest.raises(ValueError, match="resume: .* leads to .*/beside"), ExitStack() as held:
+        open_run(config, held)
     (run / "evaluations").symlink_to("../../beside")
     with pytest.raises(ValueError, match="checkpoint: .* leads to .*/beside by a link"):
         _beside(run / "best.pt", 0, {}, Console())
