@@ -15,6 +15,7 @@ from agentic.imitation import Imitation, seed_micro_batch
 from agentic.metrics import SKIPPED_CHAINS, MetricLog
 from agentic.sampler import ChainSampler, Windows
 from agentic.tokens import Steps
+from agentic.wording import spell_setting
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
 
@@ -239,6 +240,7 @@ def give_up(
     content = {"step": step, **measured, **found}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     raise ValueError(
-        f"{told}; {spell_trace(found)}; the weights are sound and saved: resume={run_dir} goes on "
+        f"{told}; {spell_trace(found)}; the weights are sound and saved: "
+        f"{spell_setting('resume', str(run_dir))} goes on "
         f"behind these steps (details: {path})"
     )
