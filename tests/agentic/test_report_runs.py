@@ -189,4 +189,5 @@ def test_a_log_with_anything_else_in_it_is_damaged(tmp_path):
         leave_run(tmp_path, row, KEPT, RESET, metrics=[{"step": 1, "train/loss": value}])
     runs, remarks = find_runs(tmp_path / "runs")
     assert runs == []
-    assert len(remarks) == 3 and all("damaged" in remark for remark in remarks)
+    assert len(remarks) == 3
+    assert all("damaged" in remark for remark in remarks)

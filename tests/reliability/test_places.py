@@ -13,14 +13,19 @@ from reports import leave_run
 from rich.console import Console
 from training import make_config, make_model, save_checkpoint
 
+from agentic import checkpoint
 from agentic.collect_config import CollectConfig
 from agentic.collector import collect
 from agentic.config import DataConfig
+from agentic.curves import write_curves
 from agentic.episodes import buffer_dir, write_episode
 from agentic.evaluate import _beside
 from agentic.inspection import draw_returns
+from agentic.journal import Journal
 from agentic.loading import load_store
+from agentic.metrics import MetricLog
 from agentic.report import write_report
+from agentic.results import read_entries
 from agentic.runs import open_run
 from agentic.selection import Selection
 from agentic.within import within
@@ -194,3 +199,48 @@ def test_an_evaluation_stays_in_its_folder(sandbox):
     assert done.returncode == 0, done.stderr
     made = {path.name for path in sandbox.iterdir()} - {".cache", ".config"}  # matplotlib's
     assert made == {"best.pt", "data", "out"}
+
+
+def test_a_log_is_not_cut_through_a_link(sandbox):
+    (sandbox / "metrics.jsonl").symlink_to("../beside/precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        MetricLog(sandbox, 0)
+
+
+@pytest.mark.parametrize("link", ["unfinished", "unfinished/00_keep"])
+def test_trials_are_not_kept_behind_a_link(sandbox, link):
+    place = sandbox / link
+    if link != "unfinished":
+        Journal(sandbox, {})
+    place.symlink_to(sandbox.parent / "beside")
+    with pytest.raises(ValueError, match="^output: .* leads to .*/beside by a link"):
+        Journal(sandbox, {}).part("00_keep")
+
+
+def test_curves_are_not_drawn_behind_a_link(sandbox):
+    entries = read_entries(leave_run(sandbox, "AT-4", [[1, 2]], [[1, 2]]) / "results.json")
+    (sandbox / "curves").symlink_to("../beside")
+    with pytest.raises(ValueError, match="^output: .* leads to .*/beside/.* by a link"):
+        write_curves(entries, sandbox)
+
+
+def test_a_checkpoint_that_is_a_link_is_removed_alone(tmp_path):
+    other, link = tmp_path / "other", tmp_path / "step_000000001"
+    other.mkdir()
+    (other / checkpoint.STATE).write_text("precious")
+    link.symlink_to(other)
+    checkpoint.remove(link)
+    assert not link.is_symlink()
+    assert (other / checkpoint.STATE).read_text() == "precious"
+
+
+def test_nothing_is_swept_behind_a_link(tmp_path):
+    other, folder = tmp_path / "other", tmp_path / "run" / checkpoint.FOLDER
+    name = f".step_000000001.pt.{32 * 'a'}.tmp"
+    for place in (other, folder / "own"):
+        place.mkdir(parents=True)
+        (place / name).write_text("unfinished")
+    (folder / "link").symlink_to(other)
+    checkpoint.sweep(tmp_path / "run")
+    assert (other / name).exists()
+    assert not (folder / "own" / name).exists()
