@@ -174,8 +174,8 @@ def exists(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint, or what is left of a directory."""
-    if path.is_dir():
+    """Removes a checkpoint, or what is left of a directory; of a link the link."""
+    if path.is_dir() and not path.is_symlink():
         (path / STATE).unlink(missing_ok=True)
         shutil.rmtree(path)
     else:
@@ -186,7 +186,8 @@ def sweep(run_dir: Path) -> None:
     """Removes what killed saves have left; for whoever alone writes there."""
     folder = run_dir / FOLDER
     for place in (folder, *filter(Path.is_dir, folder.iterdir())):
-        episodes.sweep(place)
+        if place == folder or not place.is_symlink():
+            episodes.sweep(place)
     _drop_unfinished(folder)
 
 
@@ -269,6 +270,8 @@ def _save_file(path: Path, state: dict[str, Any]) -> None:
 
 def _save_directory(path: Path, state: dict[str, Any], layout: Layout) -> None:
     directory = _directory(path)
+    if layout.mesh.place[CUBE] == 0 and directory.is_symlink():
+        directory.unlink()  # replaced, and not written behind it
 
     def commit(rest: dict[str, Any]) -> None:
         write_atomically(directory / STATE, packed(rest))

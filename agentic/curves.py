@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from agentic.results import CONTEXTS
+from agentic.within import within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ def write_curves(entries: Sequence[dict[str, Any]], output: Path) -> list[Path]:
         The images, one an entry.
 
     Raises:
-        ValueError: an image cannot be written.
+        ValueError: an image cannot be written, or a link leads out of `output`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: it is slow to load
 
@@ -46,7 +47,7 @@ def write_curves(entries: Sequence[dict[str, Any]], output: Path) -> list[Path]:
     paths = []
     with SummaryWriter(str(output), filename_suffix=_SUFFIX) as board:
         for name, entry in zip(names(entries), entries, strict=True):
-            path = output / "curves" / f"{name}.png"
+            path = within(output / "curves" / f"{name}.png", output, "output")
             canvas = FigureCanvasAgg(draw(entry, name))
             canvas.draw()
             try:

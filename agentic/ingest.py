@@ -25,7 +25,7 @@ from agentic.flat import INDEX, FlatStore, FlatWriter, Index, read_index, row_by
 from agentic.ledger import Ledger, missing
 from agentic.locks import locked
 from agentic.sources import Source, SourceFile
-from agentic.within import unfollowed
+from agentic.within import unfollowed, within
 from envs import TaskSpec
 
 JOB_FILES = 16  # read by one process in one go
@@ -65,6 +65,7 @@ def ingest(
     on_bad_file: str,
     workers: int,
     tell: Callable[[str], None],
+    base: Path | None = None,
 ) -> FlatStore:
     """Brings the store at `path` up to date with the wanted files; reads new and changed ones only.
 
@@ -76,12 +77,15 @@ def ingest(
         on_bad_file: `error` ends at the first file that holds no sound episode, `skip` goes on.
         workers: reading processes; fewer than 2 read in this one.
         tell: says what is going on.
+        base: out of which nothing is written where a link leads there; None: out of `path`. A
+            store that has all that is wanted is only read, wherever it is.
 
     Raises:
-        ValueError: a bad file, a damaged store, or too little space on the disk.
+        ValueError: a bad file, a damaged store, a link, or too little space on the disk.
     """
     index = read_index(path, spec)
     if index is None or not index.finished or missing(index, wanted):
+        within(path, base or path, "data.store_dir")
         try:
             path.mkdir(parents=True, exist_ok=True)
             open(path / ".lock", "a", opener=unfollowed).close()

@@ -13,6 +13,7 @@ import torch
 from agentic import plain
 from agentic.episodes import write_atomically
 from agentic.texts import read_json
+from agentic.within import within
 
 FOLDER = "unfinished"
 SETTINGS = "settings.json"
@@ -26,11 +27,11 @@ class Journal:
         settings: all that they depend on, in plain types.
 
     Raises:
-        ValueError: there is an unfinished evaluation with other settings.
+        ValueError: there is an unfinished evaluation with other settings, or a link out of it.
     """
 
     def __init__(self, output: Path, settings: dict[str, Any]) -> None:
-        self.directory = output / FOLDER
+        self.directory = within(output / FOLDER, output, "output")
         note = self.directory / SETTINGS
         if note.exists() and not continues(output, settings):
             raise ValueError(
@@ -44,7 +45,7 @@ class Journal:
 
     def part(self, name: str) -> "Part":
         """One rollout's trials."""
-        return Part(self.directory / name)
+        return Part(within(self.directory / name, self.directory, "output"))
 
     def close(self) -> None:
         """The results are written: none of this is needed any more."""

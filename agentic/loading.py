@@ -15,7 +15,6 @@ from agentic.relabel import rewards
 from agentic.selection import Selection, parse_all
 from agentic.sources import Source, SourceFile, archive_path, check_level, find_source
 from agentic.store import EpisodeStore, Part
-from agentic.within import within
 from envs import TaskSpec
 
 DEFAULT = DataConfig()
@@ -54,7 +53,7 @@ def _part(
 ) -> Part:
     spec, name = specs[0], selection.algorithm
     base = data_dir if data.store_dir is None else Path(data.store_dir)
-    path = within(store_path(base, spec.domain, name), base, "data.store_dir")
+    path = store_path(base, spec.domain, name)
     workers = (os.cpu_count() or 1) if data.workers is None else data.workers
     source = find_source(data_dir, spec.domain, name)
     if source is None:
@@ -66,7 +65,14 @@ def _part(
     whole, lengths = _whole_episodes(source, spec, data)
     wanted = selection.take(whole, spec.episode_steps)
     flat = ingest(
-        source, wanted, path, spec, on_bad_file=data.on_bad_file, workers=workers, tell=tell
+        source,
+        wanted,
+        path,
+        spec,
+        base=base,
+        on_bad_file=data.on_bad_file,
+        workers=workers,
+        tell=tell,
     )
     names = [file.name for file in wanted]
     rows = np.array([flat.rows[n] for n in names if n in flat.rows])
@@ -77,7 +83,14 @@ def _part(
             f"algorithms: none of the {len(names)} files of {name} is sound: {reasons[0]}"
         )
     return part_of(
-        flat, rows, specs, data.relabel, workers=workers, other_lengths=lengths, rejected=reasons
+        flat,
+        rows,
+        specs,
+        data.relabel,
+        base=base,
+        workers=workers,
+        other_lengths=lengths,
+        rejected=reasons,
     )
 
 
@@ -87,18 +100,22 @@ def part_of(
     specs: tuple[TaskSpec, ...],
     relabel: str,
     *,
+    base: Path | None = None,
     workers: int = 1,
     other_lengths: dict[int, int] | None = None,
     rejected: tuple[str, ...] = (),
 ) -> Part:
-    """Rows of a flat store with the rewards of some tasks, which are computed if need be."""
+    """Rows of a flat store with the rewards of some tasks, which are computed if need be.
+
+    Nothing is written where a link leads out of `base`, or where that is None of the store.
+    """
     return Part(
         name=flat.index.algorithm,
         rows=rows,
         observation=flat.arrays["observation"],
         action=flat.arrays["action"],
         moments=flat.arrays["moments"],
-        rewards=tuple(rewards(flat, spec, relabel, workers) for spec in specs),
+        rewards=tuple(rewards(flat, spec, relabel, workers, base) for spec in specs),
         other_lengths=other_lengths or {},
         rejected=rejected,
         flat=flat,

@@ -18,7 +18,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import summary
 
 from agentic.console import say
+from agentic.within import unfollowed
 
+SKIPPED_CHAINS = "train/skipped_chains"  # the note of a step that was left out
 _TENSORBOARD = "brain.Event:2"  # the version of its files
 # Edges of a histogram's bins: a tenth apart, and fine near zero.
 _EDGES = np.geomspace(1e-12, 1e20, 774)
@@ -129,7 +131,7 @@ class _Growing:
         self.path, self.size, self.tell = path, size, tell
         self.step = 0
         self._whole = True
-        self._file = open(path, "ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=unfollowed)
         self._file.truncate(size)
 
     def write(self, record: bytes) -> bool:

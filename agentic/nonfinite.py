@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from agentic.console import say
 from agentic.episodes import write_atomically
 from agentic.imitation import Imitation, seed_micro_batch
-from agentic.metrics import MetricLog
+from agentic.metrics import SKIPPED_CHAINS, MetricLog
 from agentic.sampler import ChainSampler, Windows
 from agentic.tokens import Steps
+from agentic.wording import spell_setting
 from parallel.collectives import all_reduce
 from parallel.mesh import CUBE, CubeMesh
 
@@ -58,7 +59,7 @@ class Skips:
             f"so far); micro-batches {indices[0]} to {indices[-1]}, chains {spell_chains(chains)}"
         )
         if log is not None:
-            log.note(step, {"train/skipped_chains": chains})
+            log.note(step, {SKIPPED_CHAINS: chains})
 
 
 class Survey:
@@ -239,6 +240,7 @@ def give_up(
     content = {"step": step, **measured, **found}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     raise ValueError(
-        f"{told}; {spell_trace(found)}; the weights are sound and saved: resume={run_dir} goes on "
+        f"{told}; {spell_trace(found)}; the weights are sound and saved: "
+        f"{spell_setting('resume', str(run_dir))} goes on "
         f"behind these steps (details: {path})"
     )

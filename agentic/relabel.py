@@ -63,24 +63,28 @@ def _relabel(spec: TaskSpec, arrays: dict[str, np.ndarray], mode: str) -> np.nda
     return r.astype(np.float32)
 
 
-def rewards(flat: FlatStore, spec: TaskSpec, mode: str, workers: int = 1) -> Rewards:
+def rewards(
+    flat: FlatStore, spec: TaskSpec, mode: str, workers: int = 1, base: Path | None = None
+) -> Rewards:
     """Rewards of every row, from the disk where they are there, else computed and kept.
+
+    They are not kept where a link leads out of `base`, or where that is None of the store.
 
     Raises:
         ValueError: the mode is unknown, a state has no finite reward (names the file), or the
-            rewards cannot be written.
+            rewards cannot be written, or not there.
     """
     if mode not in MODES:
         raise ValueError(f"data.relabel: got {mode!r}, expected one of {list(MODES)}")
     found = _read(flat, spec, mode)
     if found is None:
-        folder = within(flat.path / "rewards", flat.path, "data.store_dir")
+        folder = within(flat.path / "rewards", base or flat.path, "data.store_dir")
         try:
             folder.mkdir(exist_ok=True)
-            with locked(folder, lambda: None):
+            with locked(folder, lambda: None) as alone:
                 found = _read(flat, spec, mode)  # another process may have made them meanwhile
                 if found is None:
-                    for unfinished in folder.glob("*.tmp"):
+                    for unfinished in folder.glob("*.tmp") if alone else ():
                         unfinished.unlink()
                     _write(flat, spec, mode, workers)
                     found = _read(flat, spec, mode)

@@ -1,6 +1,7 @@
 """Which finished runs there are in a directory, and which row of a report each belongs to."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from agentic.entries import check
 from agentic.launch import read_record
+from agentic.metrics import SKIPPED_CHAINS
 from agentic.results import CONTEXTS, read_document
 from agentic.runs import CONFIG_FILE
 from agentic.texts import parse_json, read_yaml
@@ -201,14 +203,28 @@ def _metrics(path: Path) -> list[dict[str, float]]:
     if not path.is_file():
         return []
     try:
-        lines = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
+        lines = [parse_json(line, finite=False) for line in text.splitlines()]
         for line in lines:
             check("line", line, {"step": int})
-            for name, value in line.items():
-                check(name, value, float)
-        return lines
+        return [{k: v for k, v in line.items() if _is_number(k, v)} for line in lines]
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error})") from error
+
+
+def _is_number(name: str, value: Any) -> bool:
+    """Whether it can be drawn: a step that was left out has no finite loss, and names its chains.
+
+    Raises:
+        ValueError: it is nothing that a training logs.
+    """
+    if type(value) is float and not math.isfinite(value):
+        return False
+    if name == SKIPPED_CHAINS:
+        check(name, value, [{}])
+        return False
+    check(name, value, float)
+    return True
 
 
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str, str], list[Run]]:

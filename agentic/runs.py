@@ -27,6 +27,7 @@ from agentic.strict import build
 from agentic.texts import read_yaml
 from agentic.trainer import Trainer
 from agentic.within import within
+from agentic.wording import spell_setting
 from parallel.kernels import kernel_for
 from parallel.mesh import CUBE
 
@@ -131,7 +132,7 @@ def open_run(config: TrainConfig, held: ExitStack) -> tuple[str, bool]:
         if before.learning != config.learning or before.data_dir != config.data_dir:
             raise ValueError(
                 f"run_dir: {run_dir} holds a run with other settings, expected a new folder, "
-                f"or resume={run_dir} alone to go on with it"
+                f"or {spell_setting('resume', str(run_dir))} alone to go on with it"
             )
         return str(run_dir), resumed
     write_atomically(run_dir / CONFIG_FILE, config_text(config).encode())

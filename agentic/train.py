@@ -24,6 +24,7 @@ from agentic.runs import choose_device, config_text, model_spec, open_run, print
 from agentic.spread import mesh_of, print_plan, sides_of
 from agentic.store import EpisodeStore, split
 from agentic.trainer import Trainer
+from agentic.wording import spell_setting
 from envs import expand, without_rendering
 from parallel.mesh import CubeMesh
 from parallel.world import World, processes
@@ -52,7 +53,7 @@ def command(values: dict[str, Any]) -> None:
         command_line = "agentic-train"
         if world.size > 1:
             command_line = f"torchrun --nproc-per-node {world.local_size} -m agentic.train"
-        again = f"{command_line} resume={folder}"
+        again = f"{command_line} {spell_setting('resume', folder)}"
         with going_on(again):
             ended_by = train(config, Path(folder), resumed, world, mesh, console, again)
             if ended_by is None and world.main:

@@ -1,8 +1,10 @@
 """Errors of the user's, each in one line: the setting or file, what was given, what is expected."""
 
 import re
+import shlex
 
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
 from envs import expand
@@ -41,6 +43,21 @@ def one_line(error: BaseException) -> str:
     # Hydra's long tail tells where it searched, which is inside the package.
     said = " ".join(text.split("Config search path")[0].split())
     return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
+
+
+def spell_setting(name: str, text: str) -> str:
+    """The word of a shell's command line that sets `name` to the text, quoted where need be."""
+    setting = f"{name}={text}"
+    try:
+        override = OverridesParser.create().parse_override(setting)
+        plain = not override.is_sweep_override() and override.value() == text
+    except HydraException:
+        plain = False
+    if not plain:  # hydra takes backslashes for its own where a quote follows
+        doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", text)
+        quoted = doubled.replace("'", "\\'")
+        setting = f"{name}='{quoted}'"
+    return shlex.quote(setting)
 
 
 def _unknown_choice(error: MissingConfigException) -> str:

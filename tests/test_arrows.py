@@ -16,7 +16,7 @@ FORBIDDEN = {
     "envs": {"agentic", "parallel", "torch", "hydra", "configs"},
     "parallel": {"agentic", "envs", "gymnasium", "dm_control", "mujoco", "hydra", "configs"},
 }
-NEEDS_AN_EXTRA = {"agentic/exchange.py"}  # to be imported
+NEEDS_AN_EXTRA = {"agentic/exchange.py", "agentic/foreign.py"}  # to be imported
 
 
 def _imported(node: ast.AST) -> set[str]:

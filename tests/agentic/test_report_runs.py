@@ -168,3 +168,26 @@ def test_tasks_are_ordered_as_listed(tmp_path):
     runs, _ = find_runs(tmp_path / "runs")
     tasks, _ = order(runs, ("walker_walk", "jaco_reach", "cheetah_run"))
     assert tasks == ["walker_walk", "cheetah_run", "cartpole_balance", "cartpole_swingup"]
+
+
+def test_a_run_with_steps_left_out_is_read(tmp_path):
+    lines = [
+        {"step": 1, "train/skipped_chains": [{"task": "walker_walk", "episodes": ["td3/a.npz"]}]},
+        {"step": 1, "train/loss": float("nan"), "train/tokens": 300.0},
+        {"step": 2, "train/loss": 0.5, "train/tokens": 400.0},
+    ]
+    leave_run(tmp_path, "AT-4", KEPT, RESET, metrics=lines)
+    (run,), remarks = find_runs(tmp_path / "runs")
+    assert remarks == []
+    assert [line.get("train/loss") for line in run.metrics] == [None, None, 0.5]
+    assert run.tokens == 700.0
+    assert all("train/skipped_chains" not in line for line in run.metrics)
+
+
+def test_a_log_with_anything_else_in_it_is_damaged(tmp_path):
+    for row, value in (("AT-4", "high"), ("AT-8", [1.0]), ("AT-9", {})):
+        leave_run(tmp_path, row, KEPT, RESET, metrics=[{"step": 1, "train/loss": value}])
+    runs, remarks = find_runs(tmp_path / "runs")
+    assert runs == []
+    assert len(remarks) == 3
+    assert all("damaged" in remark for remark in remarks)

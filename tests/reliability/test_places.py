@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,19 @@ from reports import leave_run
 from rich.console import Console
 from training import make_config, make_model, save_checkpoint
 
+from agentic import checkpoint
 from agentic.collect_config import CollectConfig
 from agentic.collector import collect
 from agentic.config import DataConfig
+from agentic.curves import write_curves
 from agentic.episodes import buffer_dir, write_episode
 from agentic.evaluate import _beside
 from agentic.inspection import draw_returns
+from agentic.journal import Journal
 from agentic.loading import load_store
+from agentic.metrics import MetricLog
 from agentic.report import write_report
+from agentic.results import read_entries
 from agentic.runs import open_run
 from agentic.selection import Selection
 from agentic.within import within
@@ -66,6 +72,25 @@ def test_a_store_is_not_made_behind_a_link(sandbox, link):
     with pytest.raises(ValueError, match=f"^data.store_dir: .* leads to {target}"):
         load(data)
     assert not list(target.rglob("*.npy"))
+
+
+@pytest.mark.parametrize("link", ["cartpole/td3/store", "cartpole/td3", "cartpole"])
+def test_a_whole_store_behind_a_link_is_read(sandbox, link):
+    data, place, target = sandbox / "data", sandbox / "data" / link, sandbox / "moved"
+    returns = load(data).returns.tolist()
+    place.rename(target)
+    place.symlink_to(target)
+    files = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    assert load(data).returns.tolist() == returns
+    with pytest.raises(ValueError, match=f"^data.store_dir: .* leads to {target}"):  # new rewards
+        load_store(data, (TASKS["cartpole_balance"],), ("td3",))
+    directory = buffer_dir(data, "cartpole", "td3")
+    write_episode(directory / "episode_000003_1000.npz", make_episode(SPEC, 3))
+    with pytest.raises(ValueError, match=f"^data.store_dir: .* leads to {target}"):
+        load(data)
+    there = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    stores = {path for path in there if "store" in path.parts or link.endswith("store")}
+    assert {p: there[p] for p in stores} == {p: t for p, t in files.items() if p in stores}
 
 
 @pytest.mark.parametrize("name", ["observation.npy", ".lock", "rewards/.lock"])
@@ -124,8 +149,9 @@ def test_a_runs_folders_are_in_the_run(sandbox):
     run = sandbox / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to("../../beside")
-    with pytest.raises(ValueError, match="resume: .* leads to .*/beside by a link"):
-        open_run(make_config(make_model(), resume=str(run)))
+    config = make_config(make_model(), resume=str(run))
+    with pytest.raises(ValueError, match="resume: .* leads to .*/beside"), ExitStack() as held:
+        open_run(config, held)
     (run / "evaluations").symlink_to("../../beside")
     with pytest.raises(ValueError, match="checkpoint: .* leads to .*/beside by a link"):
         _beside(run / "best.pt", 0, {}, Console())
@@ -173,3 +199,48 @@ def test_an_evaluation_stays_in_its_folder(sandbox):
     assert done.returncode == 0, done.stderr
     made = {path.name for path in sandbox.iterdir()} - {".cache", ".config"}  # matplotlib's
     assert made == {"best.pt", "data", "out"}
+
+
+def test_a_log_is_not_cut_through_a_link(sandbox):
+    (sandbox / "metrics.jsonl").symlink_to("../beside/precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        MetricLog(sandbox, 0)
+
+
+@pytest.mark.parametrize("link", ["unfinished", "unfinished/00_keep"])
+def test_trials_are_not_kept_behind_a_link(sandbox, link):
+    place = sandbox / link
+    if link != "unfinished":
+        Journal(sandbox, {})
+    place.symlink_to(sandbox.parent / "beside")
+    with pytest.raises(ValueError, match="^output: .* leads to .*/beside by a link"):
+        Journal(sandbox, {}).part("00_keep")
+
+
+def test_curves_are_not_drawn_behind_a_link(sandbox):
+    entries = read_entries(leave_run(sandbox, "AT-4", [[1, 2]], [[1, 2]]) / "results.json")
+    (sandbox / "curves").symlink_to("../beside")
+    with pytest.raises(ValueError, match="^output: .* leads to .*/beside/.* by a link"):
+        write_curves(entries, sandbox)
+
+
+def test_a_checkpoint_that_is_a_link_is_removed_alone(tmp_path):
+    other, link = tmp_path / "other", tmp_path / "step_000000001"
+    other.mkdir()
+    (other / checkpoint.STATE).write_text("precious")
+    link.symlink_to(other)
+    checkpoint.remove(link)
+    assert not link.is_symlink()
+    assert (other / checkpoint.STATE).read_text() == "precious"
+
+
+def test_nothing_is_swept_behind_a_link(tmp_path):
+    other, folder = tmp_path / "other", tmp_path / "run" / checkpoint.FOLDER
+    name = f".step_000000001.pt.{32 * 'a'}.tmp"
+    for place in (other, folder / "own"):
+        place.mkdir(parents=True)
+        (place / name).write_text("unfinished")
+    (folder / "link").symlink_to(other)
+    checkpoint.sweep(tmp_path / "run")
+    assert (other / name).exists()
+    assert not (folder / "own" / name).exists()
