@@ -19,11 +19,13 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """The settings with all that they refer to in place.
 
     Raises:
-        ValueError: a setting calls a function, refers to none, to itself, or to what makes the
-            settings longer than `MOST`; names it.
+        ValueError: a setting is missing, calls a function, refers to none, to itself, or to what
+            makes the settings longer than `MOST`; names it.
     """
     try:
         _Lengths(OmegaConf.to_container(config, resolve=False)).of(())
+        for name in sorted(OmegaConf.missing_keys(config)):
+            raise ValueError(f"{name}: missing, expected {name}=...")
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         reason = str(error.msg or error).partition("\n")[0]

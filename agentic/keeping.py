@@ -69,9 +69,15 @@ class Keeping:
             if failure is None:
                 return True
             self._clear()
-            if last:
-                raise failure
             files = checkpoint.step_files(self.run_dir)
+            if last or state["step"] == self.config.steps:
+                newest = f"the newest checkpoint is {files[-1]}" if files else "there is none yet"
+                raise OSError(
+                    failure.errno,
+                    f"{failure.strerror or failure}; {newest}; mend that, then go on with "
+                    f"resume={self.run_dir}",
+                    failure.filename or str(path),
+                )
             say(
                 f"step {state['step']}: {failure.filename or path}: {failure.strerror or failure}; "
                 "training goes on without this checkpoint, the newest one is "

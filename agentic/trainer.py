@@ -148,7 +148,8 @@ class Trainer:
             },
             "model": self.model.state_dict(),
             "averaged": self.averaged.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            # Its rates are the settings' and the step's: a run resumed at its end makes none anew.
+            "optimizer": {"state": self.optimizer.state_dict()["state"]},
             "stream": self.stream.state_dict(),
             "best": self.rollouts.best,
             "rolled": self.rollouts.done,
@@ -188,7 +189,6 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.averaged.module.load_state_dict(state["averaged"])
         self.averaged.n_averaged.fill_(self.step - self.skips.total)
-        # Rates and the like are the settings'; only the moments are the checkpoint's.
         moments = {"state": state["optimizer"]["state"]}
         self.optimizer.load_state_dict(self.optimizer.state_dict() | moments)
         self.stream.load_state_dict(state["stream"])

@@ -215,7 +215,7 @@ def test_a_baseline_is_trained_judged_and_judged_again(workplace, method):
         ("train", ["resume=5"], ["resume: got 5"]),
         ("train", ["method=td3"], ["method: got 'td3'", "at", "bc", "dt"]),
         ("train", ["context_steps=20"], ["context_steps: got 20", "method=at"]),
-        ("evaluate", [], ["checkpoint"]),
+        ("evaluate", [], ["checkpoint: missing, expected checkpoint=..."]),
         ("evaluate", ["checkpoint=nowhere"], ["checkpoint: got nowhere"]),
         ("evaluate", ["checkpoint=.", "trials=0"], ["trials: got 0"]),
         ("evaluate", ["checkpoint=."], ["checkpoint: got .", "run directory"]),

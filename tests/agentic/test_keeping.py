@@ -90,7 +90,8 @@ def test_the_last_checkpoint_must_be_written(tmp_path, disk, signalled):
             return update()
 
         trainer.update = asked
-    with pytest.raises(OSError, match="No space left on device") as failed:
+    told = f"No space left on device; the newest checkpoint is .*5.pt; .* resume={tmp_path}"
+    with pytest.raises(OSError, match=told) as failed:
         run_trainer(trainer)
     name = "step_000000007.pt" if signalled else "step_000000012.pt"
     assert failed.value.filename == str(tmp_path / "checkpoints" / name)
