@@ -76,8 +76,8 @@ def test_a_damaged_array_is_named(place):
     content = array.read_bytes()
     for wrong, said in (
         (content[:-1], "shorter than it says"),
-        (b"nonsense", "magic string"),
-        (b"", "magic string"),
+        (b"nonsense", "its header is not numpy"),
+        (b"", "its header is not numpy"),
         (_npy(np.zeros((5, 1001, 4))), "expected float64 .12, 1001, 4"),
         (_npy(np.zeros((4, 1001, 12)).T), "not a plain array"),
         (content.replace(b"'shape'", b"'shape(", 1), "damaged"),

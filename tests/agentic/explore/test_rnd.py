@@ -354,7 +354,8 @@ def test_workers_have_learners_and_shares_of_their_own(tmp_path):
 def test_what_a_killed_save_left_is_swept(tmp_path):
     memory = Memory(folder=tmp_path)
     memory.save({"counts": 1})
-    (tmp_path / ".learner_0.pt.123.tmp").touch()
-    (tmp_path / ".learner_1.pt.123.tmp").touch()
+    others = f".learner_1.pt.{32 * 'a'}.tmp"
+    (tmp_path / f".learner_0.pt.{32 * 'a'}.tmp").touch()
+    (tmp_path / others).touch()
     memory.sweep()
-    assert {p.name for p in tmp_path.iterdir()} == {"learner_0.pt", ".learner_1.pt.123.tmp"}
+    assert {p.name for p in tmp_path.iterdir()} == {"learner_0.pt", others}
