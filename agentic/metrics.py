@@ -121,7 +121,8 @@ class _Growing:
     Args:
         path: of the file, which is made where there is none.
         size: bytes of it to keep.
-        tell: is told once that records are left out, and once that they are written again.
+        tell: is told of the first record that is left out, and in the end how many were: a disk at
+            its limit takes some and leaves others.
 
     Raises:
         OSError: it cannot be made.
@@ -130,7 +131,7 @@ class _Growing:
     def __init__(self, path: Path, size: int, tell: Callable[[str], None]) -> None:
         self.path, self.size, self.tell = path, size, tell
         self.step = 0
-        self._whole = True
+        self._missing = 0
         self._file = open(path, "ab", buffering=0, opener=unfollowed)
         self._file.truncate(size)
 
@@ -139,16 +140,13 @@ class _Growing:
         try:
             self._append(record)
         except OSError as error:
-            if self._whole:
+            if self._missing == 0:
                 self.tell(
                     f"step {self.step}: {self.path}: {error.strerror}; training goes on, and what "
                     "is to be logged is left out until it can be written again"
                 )
-            self._whole = False
+            self._missing += 1
             return False
-        if not self._whole:
-            self.tell(f"step {self.step}: {self.path}: is written again")
-        self._whole = True
         return True
 
     def _append(self, record: bytes) -> None:
@@ -165,6 +163,8 @@ class _Growing:
     def close(self) -> None:
         """Nothing is left to be written: there is no buffer."""
         self._file.close()
+        if self._missing:
+            self.tell(f"{self.path}: {self._missing:,} records are missing")
 
 
 def _kept(path: Path, step: int, lines: int | None) -> list[bytes]:

@@ -79,7 +79,7 @@ def test_a_damaged_array_is_named(place):
         (b"nonsense", "its header is not numpy"),
         (b"", "its header is not numpy"),
         (_npy(np.zeros((5, 1001, 4))), "expected float64 .12, 1001, 4"),
-        (_npy(np.zeros((4, 1001, 12)).T), "not a plain array"),
+        (_npy(np.zeros((4, 1001, 12)).T), "not in rows"),
         (content.replace(b"'shape'", b"'shape(", 1), "damaged"),
         ((place.path / "action.npy").read_bytes(), "expected float64"),
     ):
