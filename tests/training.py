@@ -154,3 +154,16 @@ def save_checkpoint(path, task="walker_walk", returns=(1.0, 50.0, 90.0), **chang
     trainer = Trainer(config, model, store, episodes, episodes[:0], path.parent)
     checkpoint.save(path, trainer.state())
     return path
+
+
+def assert_same(ours, theirs, place=""):
+    """Nested states are equal to the last bit; a failure names the first place that is not."""
+    assert type(ours) is type(theirs), place
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), place
+        for key in ours:
+            assert_same(ours[key], theirs[key], f"{place}/{key}")
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs), place
+    else:
+        assert ours == theirs, place

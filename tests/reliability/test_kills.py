@@ -12,8 +12,7 @@ import time
 
 import dying
 import pytest
-import torch
-from training import scalars
+from training import assert_same, scalars
 
 from agentic import checkpoint
 from agentic.locks import LOCK
@@ -158,18 +157,6 @@ class Life:
         assert not hidden
         assert not list(self.place.rglob("*.tmp"))
         assert len(list(self.run_dir.glob("events.out.*.curves"))) == 1
-
-
-def assert_same(ours, theirs, place=""):
-    assert type(ours) is type(theirs), place
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys(), place
-        for key in ours:
-            assert_same(ours[key], theirs[key], f"{place}/{key}")
-    elif isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs), place
-    else:
-        assert ours == theirs, place
 
 
 class Starts:

@@ -171,7 +171,7 @@ def test_names_in_results_are_no_paths(sandbox):
     assert all(name.startswith(".._.._.._.._beside_x_td3_") for name in drawn)
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "/tmp/x", "a/b", ".x", ""])
+@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/b", ".x", ""])
 def test_an_import_is_into_a_folder_of_that_name(sandbox, name):
     done = subprocess.run(
         [sys.executable, "-m", "agentic.data", "import", "source=nowhere", f"name='{name}'"],

@@ -9,7 +9,7 @@ import dying
 import numpy as np
 import pytest
 import torch
-from training import make_trainer, run_trainer, scalars
+from training import assert_same, make_trainer, run_trainer, scalars
 
 from agentic import checkpoint, selecting
 from agentic.config import ClockConfig, DataConfig
@@ -114,18 +114,6 @@ def _taken(run_dir):
     return taken
 
 
-def _assert_same(ours, theirs, place=""):
-    assert type(ours) is type(theirs), place
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys(), place
-        for key in ours:
-            _assert_same(ours[key], theirs[key], f"{place}/{key}")
-    elif isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs), place
-    else:
-        assert ours == theirs, place
-
-
 @pytest.mark.parametrize(
     ("method", "precision", "threads", "number"),
     [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FEW)],
@@ -152,7 +140,7 @@ def test_resumed_equals_straight_to_the_last_bit(
     train(tmp_path / "twice", *case)
     assert dying.run(train, tmp_path / "elsewhere", *other) == 0
     for name in ("once", "twice", "elsewhere"):
-        _assert_same(_outcome(tmp_path / name), straight)
+        assert_same(_outcome(tmp_path / name), straight)
 
 
 def test_a_save_that_was_killed_before_it_removed_older_ones_is_made_up_for(tmp_path):
