@@ -211,7 +211,7 @@ def _check_data(place: str, told: TrainConfig, collected: Path | CollectConfig |
         if told.algorithms is None:
             raise ValueError(
                 f"algorithms: got null in {place}, expected the data that are there, e.g. "
-                "[rnd:first_1M], since collect=null makes none"
+                f"[{told.task.collect.recipe}], since collect=null makes none"
             )
         return
     assert isinstance(collected, CollectConfig)

@@ -121,10 +121,11 @@ class Launcher:
                     if job.finished():  # by another process meanwhile
                         self._say(f"[{number}/{total}] {job.name} is finished already")
                         continue
+                    verb = "is taken up again" if read_record(job.record) else "begins"
                     began = self._start(job)
                     if began is not None:
                         running.append(began)
-                        self._say(f"[{number}/{total}] {job.name} begins")
+                        self._say(f"[{number}/{total}] {job.name} {verb}")
                 for ended in [r for r in running if self._has_ended(r, bool(interrupt.signal))]:
                     running.remove(ended)
                     if ended.job.finished():
@@ -191,8 +192,8 @@ class Launcher:
         told = [f"{job.name} finished", spell_seconds(ended.seconds)]
         if isinstance(job.result, Path):
             told.append(f"last trial {last_return(read_entries(job.result)):.1f}")
-        if waiting or running:
-            left = self._left(waiting, running) / at_once
+        left = self._left(waiting, running) / at_once
+        if left >= 1:  # those that run may take longer than any has
             told.append(f"about {spell_seconds(left)} left")
         self._say(", ".join(told))
 

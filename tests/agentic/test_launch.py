@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,11 +100,21 @@ def test_jobs_run_in_order_with_their_threads_and_finished_ones_are_skipped(laun
     assert _order(tmp_path) == ["begin a 3", "end a", "begin b 3", "end b"]
     assert launcher.failures == []
     assert "[1/2] step/walker_walk/a/seed0 begins" in said
-    assert "step/walker_walk/a/seed0 finished, 0 s, last trial 5.2, about 0 s left" in said
-    assert "step/walker_walk/b/seed0 finished, 0 s, last trial 5.2\n" in said
+    assert re.search(r"step/walker_walk/a/seed0 finished, \d+ s, last trial 5\.2\b", said)
+    assert re.search(r"step/walker_walk/b/seed0 finished, \d+ s, last trial 5\.2\n", said)
     launcher, said = launch(("a",), ("b",), ("c",))
     assert "2 of 3 jobs are finished already" in said
     assert _order(tmp_path)[4:] == ["begin c 1", "end c"]
+
+
+def test_the_time_left_is_told_by_what_finished_jobs_took(launch, tmp_path):
+    launch(("a",))
+    session = {"seconds": 600.0, "cpu_seconds": 1.0, "peak_bytes": 1, "code": 0}
+    (tmp_path / "a.json").write_text(json.dumps({"sessions": [session]}))
+    _, said = launch(("a",), ("b",), ("c",))
+    # b and c are of other rows: the next takes as long as these two did on average
+    assert re.search(r"b/seed0 finished, \d+ s, last trial 5\.2, about 5 min left\n", said)
+    assert re.search(r"c/seed0 finished, \d+ s, last trial 5\.2\n", said)
 
 
 def test_two_at_a_time(launch, tmp_path):
@@ -134,7 +145,9 @@ def test_a_failing_job_ends_no_other_and_is_tried_again(launch, tmp_path):
     assert (tmp_path / "b" / "results.json").exists()
     assert "a table" in (tmp_path / "a.log").read_text()
     (tmp_path / "mended").touch()
-    launcher, _ = launch(("a", "fail"), ("b",))
+    assert "[1/4] step/walker_walk/a/seed0 begins" in said
+    launcher, said = launch(("a", "fail"), ("b",))
+    assert "[1/1] step/walker_walk/a/seed0 is taken up again" in said
     assert launcher.failures == []
     assert [session["code"] for session in read_record(tmp_path / "a.json")] == [2, 0]
     assert len(read_record(tmp_path / "b.json")) == 1
