@@ -12,14 +12,15 @@ class BehaviourCloning(InUnits):
     """Predicts an action from the K last observations; sees no action, reward or return.
 
     The baseline of the Decision Transformer's authors (Chen et al. 2021): hidden layers with ReLU
-    and dropout, mean squared error. Several tasks are told apart by a one-hot vector.
+    and dropout, mean squared error. Several tasks are told apart by a one-hot vector, if
+    `tokens.task_embedding` says so.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         assert spec.context_steps is not None
         self._context = spec.context_steps
-        self._tasks = len(spec.tasks)
+        self._tasks = len(spec.tasks) if spec.tokens.task_embedding else 1
         size, width = spec.context_steps * spec.observation_size, spec.model.width
         size += self._tasks if self._tasks > 1 else 0
         hidden: list[nn.Module] = []

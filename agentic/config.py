@@ -84,6 +84,8 @@ class TokensConfig:
     dropout: float  # rate of `dropout` above, per token
     trajectory_embedding: bool  # a learned vector for the trajectory's place in the chain
     timestep_embedding: bool = True  # a learned vector for the step's number in its episode
+    # a learned vector for the task where there are several; without it, only returns tell them apart
+    task_embedding: bool = True
 
     def __post_init__(self) -> None:
         one_of("tokens.layout", self.layout, ("interleaved", "step"))

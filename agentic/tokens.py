@@ -86,7 +86,7 @@ class TokenEmbedding(nn.Module):
         width: D.
         episode_steps: T, rows of the timestep embedding.
         trajectories: N, rows of the trajectory embedding.
-        tasks: number of tasks; more than one are told apart by a learned vector.
+        tasks: number of tasks; more than one are told apart by a learned vector, if asked for.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class TokenEmbedding(nn.Module):
         if config.trajectory_embedding:
             self.trajectory = nn.Embedding(trajectories, width)
             nn.init.normal_(self.trajectory.weight, std=0.02)
-        self.task = nn.Embedding(tasks, width) if tasks > 1 else None
+        told = tasks > 1 and config.task_embedding
+        self.task = nn.Embedding(tasks, width) if told else None
         self.norm = nn.LayerNorm(width)
 
     def forward(

@@ -53,7 +53,14 @@ _NAMES = (
     "cartpole_balance_sparse",
     "cartpole_swingup_sparse",
 )
-_GROUPS = {"jaco_reach": tuple(name for name in _NAMES if name.startswith("jaco_reach_"))}
+_GROUPS = {
+    group: tuple(name for name in _NAMES if name.startswith(beginning))
+    for group, beginning in (
+        ("jaco_reach", "jaco_reach_"),
+        ("walker_all", "walker_"),
+        ("cheetah_all", "cheetah_"),
+    )
+}
 # ExoRL's tasks in domains that are not simulated here, and those with several rewards at once.
 _ONLY_IN_EXORL = (
     *(f"quadruped_{name}" for name in ("stand", "walk", "run", "jump", "roll", "roll_fast")),
@@ -96,8 +103,8 @@ def get_task(name: str) -> TaskSpec:
 def expand(name: str) -> tuple[TaskSpec, ...]:
     """Return the specs that a task name stands for.
 
-    "jaco_reach" stands for its four corners (the paper's table averages them); every other name
-    stands for itself.
+    "jaco_reach" stands for its four corners (the paper's table averages them), "walker_all" and
+    "cheetah_all" for the four tasks of their domains; every other name stands for itself.
 
     Raises:
         ValueError: `name` is neither a task nor a group.

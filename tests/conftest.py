@@ -90,6 +90,7 @@ def make_model(seed: int = 0, *, layer_dropout: float = 0.0, **changes: object) 
             "dropout": 0.5,
             "trajectory_embedding": False,
             "timestep_embedding": True,
+            "task_embedding": True,
         },
         "model": {"layers": 2, "width": 16, "heads": 2, "feed_forward": 2},
         "layer": {

@@ -121,7 +121,7 @@ def test_ranges_are_checked(cls, values, field):
 def test_every_task_has_its_settings():
     files = (Path(__file__).parents[2] / "configs" / "task").glob("*.yaml")
     configs = {path.stem: build(TaskConfig, dict(OmegaConf.load(path))) for path in files}
-    assert set(configs) == {*TASKS, "jaco_reach"}
+    assert set(configs) == {*TASKS, "jaco_reach", "walker_all", "cheetah_all"}
     assert all(config.name == name for name, config in configs.items())
 
 

@@ -43,6 +43,27 @@ def test_a_later_trajectory_sees_an_earlier_one(layout, kind, random_steps):
     assert not torch.equal(after[:, 5:], model(steps)[:, 5:])
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"method": "at", "layout": "step"},
+        {"method": "at", "layout": "interleaved"},
+        {"method": "bc", "context_steps": 2, "trajectories": 1},
+    ],
+)
+@torch.no_grad()
+def test_a_hidden_task_is_seen_through_returns_alone(method, told, random_steps):
+    model = make_model(**method, tasks=("a", "b"), task_embedding=told)
+    model.return_scale.copy_(torch.tensor([1.0, 4.0]))
+    steps = random_steps(2, 1, 5, tasks=2)
+    other = dataclasses.replace(steps, task=steps.task.flip(0), return_to_go=steps.return_to_go.clone())
+    # the same returns to go in the other task's units
+    other.return_to_go[0] *= 4
+    other.return_to_go[1] /= 4
+    assert torch.equal(model(steps), model(other)) is not told
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("layout", "kind"), KINDS)
 def test_padding_never_changes_anything(layout, kind, random_steps):

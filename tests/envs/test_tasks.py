@@ -57,6 +57,8 @@ def test_specs_are_frozen():
 def test_expand():
     assert expand("walker_run") == (TASKS["walker_run"],)
     assert [spec.name for spec in expand("jaco_reach")] == [n for n in TASKS if "jaco" in n]
+    for domain in ("walker", "cheetah"):
+        assert expand(f"{domain}_all") == domain_tasks(domain)
 
 
 @pytest.mark.parametrize("name", ["walker", "jaco", "jaco_reach_top", "", "Walker_Walk"])
