@@ -77,6 +77,24 @@ def test_number_of_trajectories_is_drawn_and_fills_the_batch():
     assert sizes == {(1,) * 6, (2,) * 3, (3,) * 2}
 
 
+@pytest.mark.parametrize("window_share", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("count", "shares"),
+    [
+        ("fixed", [0, 0, 0, 1]),
+        ("uniform", [0.25, 0.25, 0.25, 0.25]),
+        ("falling", [12 / 25, 6 / 25, 4 / 25, 3 / 25]),
+    ],
+)
+def test_how_often_chains_have_how_many_trajectories(count, shares, window_share):
+    store = make_store([float(r) for r in range(10)])
+    sampler = _sampler(store, trajectories=4, count=count, window_share=window_share)
+    drawn = [sampler.draw(i) for i in range(2000)]
+    sizes = [d.episodes.shape[1] if window_share else len(d[0].episodes) for d in drawn]
+    seen = np.bincount(sizes, minlength=5)[1:] / len(sizes)
+    np.testing.assert_allclose(seen, shares, rtol=0, atol=0.04)  # 3.5 standard errors
+
+
 def test_a_chain_that_does_not_fit_the_batch_still_comes_alone():
     (chain,) = _sampler(make_store([1.0, 2.0, 3.0]), batch_steps=1).draw(0)
     assert chain.episodes == (0, 1, 2)
