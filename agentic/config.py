@@ -41,7 +41,7 @@ class ChainConfig:
     """How trajectories form a chain of hindsight."""
 
     trajectories: int  # N, the most trajectories in a chain
-    # of every micro-batch, windows or not. fixed: always N; uniform: n ~ U{1..N}; falling: P(n) ~ 1/n
+    # n of a micro-batch, windows or not. fixed: N; uniform: n ~ U{1..N}; falling: P(n) ~ 1/n
     count: str
     window_share: float  # of the micro-batches: chains of windows, the others of whole trajectories
     window_steps: int  # environment steps in the longest chain of windows
@@ -85,8 +85,7 @@ class TokensConfig:
     dropout: float  # rate of `dropout` above, per token
     trajectory_embedding: bool  # a learned vector for the trajectory's place in the chain
     timestep_embedding: bool = True  # a learned vector for the step's number in its episode
-    # a learned vector for the task where there are several; without it, only returns tell them apart
-    task_embedding: bool = True
+    task_embedding: bool = True  # a learned vector for the task, where there are several
 
     def __post_init__(self) -> None:
         one_of("tokens.layout", self.layout, ("interleaved", "step"))

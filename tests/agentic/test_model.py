@@ -57,10 +57,11 @@ def test_a_hidden_task_is_seen_through_returns_alone(method, told, random_steps)
     model = make_model(**method, tasks=("a", "b"), task_embedding=told)
     model.return_scale.copy_(torch.tensor([1.0, 4.0]))
     steps = random_steps(2, 1, 5, tasks=2)
-    other = dataclasses.replace(steps, task=steps.task.flip(0), return_to_go=steps.return_to_go.clone())
-    # the same returns to go in the other task's units
-    other.return_to_go[0] *= 4
-    other.return_to_go[1] /= 4
+    # The other task, and the same returns-to-go in its units.
+    unit_B1 = torch.tensor([[4.0], [0.25]])
+    other = dataclasses.replace(
+        steps, task=steps.task.flip(0), return_to_go=steps.return_to_go * unit_B1
+    )
     assert torch.equal(model(steps), model(other)) is not told
 
 
