@@ -48,7 +48,7 @@ class ChainConfig:
     window_batch: int  # environment steps that chains of windows fill a micro-batch with
     best_from: float  # share of the episodes, by return, that a chain's best is drawn from
     spread: str  # full: the others come from all below the best; drawn: from a part, of drawn size
-    loss_on: str  # last: the chain's best trajectory; all: every trajectory
+    loss_on: str  # last: the chain's best; top: and all that could be a chain's best; all
     top: float = 1.0  # share of the episodes, by return, that anything is drawn from
     weighting: str = "uniform"  # uniform; return: episodes by their return above the worst's
     replacement: bool = False  # whether a trajectory may come twice in a chain
@@ -62,7 +62,7 @@ class ChainConfig:
         between("chain.best_from", self.best_from, 0, 1)
         between("chain.top", self.top, 0, 1)
         one_of("chain.spread", self.spread, ("full", "drawn"))
-        one_of("chain.loss_on", self.loss_on, ("last", "all"))
+        one_of("chain.loss_on", self.loss_on, ("last", "top", "all"))
         one_of("chain.weighting", self.weighting, ("uniform", "return"))
 
     def best_of(self, episodes: int) -> int:

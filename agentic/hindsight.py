@@ -38,12 +38,21 @@ def completion(returns_N: np.ndarray, target: float, steps: int) -> np.ndarray:
     return d_NT
 
 
-def loss_weights(count: int, steps: int, loss_on: str) -> np.ndarray:
-    """Which steps' actions the loss counts: the `last` (best) trajectory's, or `all`.
+def loss_weights(
+    returns_N: np.ndarray, steps: int, loss_on: str, least: float | np.ndarray
+) -> np.ndarray:
+    """Which steps' actions the loss counts, of one chain or of several, (..., N).
+
+    Args:
+        returns_N: of the trajectories, the best last.
+        steps: T, of each.
+        loss_on: last: the best trajectory; all; top: the best and all that return at least `least`.
+        least: one number, or one for each chain, (..., 1).
 
     Returns:
-        (N, T) float32 of zeros and ones.
+        (..., N, T) float32 of zeros and ones.
     """
-    weight_NT = np.zeros((count, steps), dtype=np.float32)
-    weight_NT[0 if loss_on == "all" else -1 :] = 1
-    return weight_NT
+    least = {"last": np.inf, "top": least, "all": -np.inf}[loss_on]
+    counts_N = returns_N >= least
+    counts_N[..., -1] = True
+    return np.repeat(counts_N[..., None], steps, axis=-1).astype(np.float32)

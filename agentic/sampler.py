@@ -76,6 +76,9 @@ class ChainSampler:
         returns_KE = store.returns[:, episodes]
         order_KE = np.stack([hindsight.ascending(row) for row in returns_KE])[:, -drawn_from:]
         self.ranked_KE = episodes[order_KE]
+        share = round(drawn_from * (1 - config.best_from), 6)  # 0.7 of 10 are 7, not 6.9999
+        self._top = min(math.ceil(share), drawn_from - 1)  # rank of the least that may be the best
+        self.least_K = np.take_along_axis(returns_KE, order_KE, 1)[:, self._top]
         # Where ranks have weights: at rank e those of all ranks below it.
         self._mass_KE: np.ndarray | None = None
         if config.weighting == "return":
@@ -146,9 +149,7 @@ class ChainSampler:
     def _best(self, rng: np.random.Generator, task_B: np.ndarray, count: int) -> np.ndarray:
         """Ranks of the chains' best episodes (B,): from the top `best_from`, others fit below."""
         episodes = self.ranked_KE.shape[1]
-        share = round(episodes * (1 - self.config.best_from), 6)  # 0.7 of 10 are 7, not 6.9999
-        top = min(math.ceil(share), episodes - 1)
-        low = top if self.config.replacement else max(top, count - 1)
+        low = self._top if self.config.replacement else max(self._top, count - 1)
         if self._mass_KE is None:
             return rng.integers(low, episodes, size=len(task_B))
         low_B = np.full(len(task_B), low)
@@ -211,12 +212,20 @@ class ChainSampler:
         """Micro-batch `index`: its steps, and which of them the loss counts (B, L)."""
         drawn = self.draw(index)
         if isinstance(drawn, Windows):
-            return cut(self.store, drawn, self.config.loss_on)
-        return assemble(self.store, drawn, self.config.loss_on)
+            return cut(self.store, drawn, self.config.loss_on, self.least_K)
+        return assemble(self.store, drawn, self.config.loss_on, self.least_K)
 
 
-def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, torch.Tensor]:
+def cut(
+    store: EpisodeStore, windows: Windows, loss_on: str, least_K: np.ndarray
+) -> tuple[Steps, torch.Tensor]:
     """Gathers windows of chains that are relabelled to their best, as `assemble` does whole ones.
+
+    Args:
+        store: the episodes.
+        windows: which of their steps.
+        loss_on: see `hindsight.loss_weights`.
+        least_K: of every task, the return from which on a trajectory counts as of the `top`.
 
     Returns:
         The steps (B, L, ·) with L = N · length, and the loss weights (B, L).
@@ -241,9 +250,11 @@ def cut(store: EpisodeStore, windows: Windows, loss_on: str) -> tuple[Steps, tor
     }
     L = N * windows.length
     tensors = {n: torch.from_numpy(a.reshape(B, L, *a.shape[3:])) for n, a in arrays.items()}
-    weight_NW = torch.from_numpy(hindsight.loss_weights(N, windows.length, loss_on))
+    weight_BNW = hindsight.loss_weights(
+        returns_BN1[..., 0], windows.length, loss_on, least_K[windows.task][:, None]
+    )
     steps = Steps(**tensors, task=torch.from_numpy(windows.task))
-    return steps, weight_NW.flatten().expand(B, L)
+    return steps, torch.from_numpy(weight_BNW).flatten(1)
 
 
 def _by_task(
@@ -258,8 +269,16 @@ def _by_task(
     return own_BNW, reward_BNW
 
 
-def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[Steps, torch.Tensor]:
+def assemble(
+    store: EpisodeStore, chains: list[Chain], loss_on: str, least_K: np.ndarray
+) -> tuple[Steps, torch.Tensor]:
     """Gathers chains, relabels them to their best and pads shorter ones on the right.
+
+    Args:
+        store: the episodes.
+        chains: which of them.
+        loss_on: see `hindsight.loss_weights`.
+        least_K: see `cut`.
 
     Returns:
         The steps (B, L, ·) with L = (longest chain) · T, and the loss weights (B, L).
@@ -296,7 +315,8 @@ def assemble(store: EpisodeStore, chains: list[Chain], loss_on: str) -> tuple[St
         }
         for name, array in gathered.items():
             columns[name][b, : N * T] = array.reshape(N * T, *array.shape[2:])
-        weight_BL[b, : N * T] = hindsight.loss_weights(N, T, loss_on).reshape(-1)
+        weight_NT = hindsight.loss_weights(returns_N, T, loss_on, least_K[chain.task])
+        weight_BL[b, : N * T] = weight_NT.reshape(-1)
     task_B = torch.tensor([chain.task for chain in chains])
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
     return Steps(**tensors, task=task_B), torch.from_numpy(weight_BL)

@@ -27,6 +27,16 @@ def test_completion_marks_only_the_last_step_of_those_that_reach_the_target():
 
 
 def test_loss_weights():
-    assert hindsight.loss_weights(2, 2, "last").tolist() == [[0, 0], [1, 1]]
-    assert hindsight.loss_weights(2, 2, "all").tolist() == [[1, 1], [1, 1]]
-    assert hindsight.loss_weights(1, 2, "last").tolist() == [[1, 1]]
+    returns_N = np.array([1.0, 3.0, 4.0])
+    counted = {
+        loss_on: hindsight.loss_weights(returns_N, 2, loss_on, least=3.0)
+        for loss_on in ("last", "top", "all")
+    }
+    assert counted["last"].tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert counted["top"].tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert counted["all"].tolist() == [[1, 1]] * 3
+    assert counted["top"].dtype == np.float32
+    assert hindsight.loss_weights(returns_N[:1], 2, "last", 3.0).tolist() == [[1, 1]]
+    assert hindsight.loss_weights(returns_N, 2, "top", 9.0).tolist() == [[0, 0], [0, 0], [1, 1]]
+    several = hindsight.loss_weights(returns_N + [[0], [2]], 1, "top", np.array([[4.0], [5.0]]))
+    assert several[..., 0].tolist() == [[0, 0, 1], [0, 1, 1]]

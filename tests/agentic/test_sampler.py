@@ -20,6 +20,9 @@ CONFIG = ChainConfig(
 )
 
 
+LEAST = np.zeros(1)  # of loss_on=top, which most tests have not
+
+
 def _sampler(store, batch_steps=12, seed=0, context_steps=None, **changes):
     return ChainSampler(
         store,
@@ -78,6 +81,46 @@ def test_number_of_trajectories_is_drawn_and_fills_the_batch():
 
 
 @pytest.mark.parametrize("window_share", [0.0, 1.0])
+@pytest.mark.parametrize("top", [1.0, 0.5])
+def test_the_loss_counts_all_that_could_be_a_best(window_share, top):
+    store = make_store([float(r) for r in range(20)], tasks=2)
+    sampler = _sampler(
+        store,
+        loss_on="top",
+        best_from=0.2,
+        top=top,
+        window_share=window_share,
+        trajectories=4,
+        batch_steps=16,
+    )
+    best = {tuple(c) for i in range(300) for c in _bests(sampler, i)}
+    size = round(20 * top * 0.2)
+    assert best == {(0, e) for e in range(20 - size, 20)} | {(1, e) for e in range(size)}
+    counted = set()
+    for i in range(300):
+        steps, weight_BL = sampler.batch(i)
+        drawn = sampler.draw(i)
+        chains = (
+            zip(drawn.task, drawn.episodes, strict=True)
+            if isinstance(drawn, Windows)
+            else [(c.task, c.episodes) for c in drawn]
+        )
+        for (task, episodes), weight_L in zip(chains, weight_BL, strict=True):
+            weight_NT = weight_L.unflatten(0, (4, -1))
+            expected = [(int(task), int(e)) in best for e in episodes]
+            assert weight_NT.tolist() == [[float(c)] * weight_NT.shape[1] for c in expected]
+            counted.add(tuple(expected))
+    assert {(False, False, False, True), (False, False, True, True)} <= counted
+
+
+def _bests(sampler, index):
+    drawn = sampler.draw(index)
+    if isinstance(drawn, Windows):
+        return list(zip(drawn.task.tolist(), drawn.episodes[:, -1].tolist(), strict=True))
+    return [(chain.task, chain.episodes[-1]) for chain in drawn]
+
+
+@pytest.mark.parametrize("window_share", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("count", "shares"),
     [
@@ -114,7 +157,7 @@ def test_tasks_are_drawn_and_ranked_by_their_own_returns():
 
 def test_assembled_chain_by_hand():
     store = make_store([2.0, 4.0], steps=2)  # rewards 1, 1 and 2, 2
-    steps, weight_BL = assemble(store, [Chain(task=0, episodes=(0, 1))], "last")
+    steps, weight_BL = assemble(store, [Chain(task=0, episodes=(0, 1))], "last", LEAST)
     assert steps.return_to_go.tolist() == [[4.0, 3.0, 4.0, 2.0]]
     assert steps.reward.tolist() == [[1.0, 1.0, 2.0, 2.0]]
     assert steps.completion.tolist() == [[0.0, 0.0, 0.0, 1.0]]
@@ -128,7 +171,7 @@ def test_assembled_chain_by_hand():
 def test_shorter_chains_are_padded_on_the_right():
     store = make_store([2.0, 4.0], steps=2)
     chains = [Chain(task=0, episodes=(1,)), Chain(task=0, episodes=(0, 1))]
-    steps, weight_BL = assemble(store, chains, "all")
+    steps, weight_BL = assemble(store, chains, "all", LEAST)
     assert steps.valid.tolist() == [[True, True, False, False], [True] * 4]
     assert weight_BL.tolist() == [[1.0, 1.0, 0.0, 0.0], [1.0] * 4]
     assert not steps.observation[0, 2:].any()
@@ -159,7 +202,7 @@ def test_windows_are_formed_like_chains_of_any_length():
     assert seen >= {(1, 1), (1, 6), (2, 3), (3, 2), (3, 1)}
 
 
-@pytest.mark.parametrize("loss_on", ["last", "all"])
+@pytest.mark.parametrize("loss_on", ["last", "top", "all"])
 def test_whole_windows_are_the_chain_itself(loss_on):
     store = make_store([2.0, 5.0, 9.0], steps=4, tasks=2)
     episodes = np.array([[0, 2], [1, 2], [2, 0]])
@@ -168,8 +211,11 @@ def test_whole_windows_are_the_chain_itself(loss_on):
     chains = [
         Chain(task=int(k), episodes=tuple(map(int, e))) for k, e in zip(task, episodes, strict=True)
     ]
-    steps, weight_BL = cut(store, windows, loss_on)
-    expected, expected_weight_BL = assemble(store, chains, loss_on)
+    least_K = np.array(
+        [2.5, -4.0]
+    )  # the second task's returns are -2, -5 and -9
+    steps, weight_BL = cut(store, windows, loss_on, least_K)
+    expected, expected_weight_BL = assemble(store, chains, loss_on, least_K)
     for name, value in vars(expected).items():
         assert torch.allclose(getattr(steps, name), value), name
         assert getattr(steps, name).dtype == value.dtype, name
@@ -181,7 +227,7 @@ def test_a_window_is_that_part_of_the_chain():
     windows = Windows(
         length=2, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.array([[1, 2]])
     )
-    steps, weight_BL = cut(store, windows, "last")
+    steps, weight_BL = cut(store, windows, "last", LEAST)
     assert steps.timestep.tolist() == [[1, 2, 2, 3]]
     assert steps.trajectory.tolist() == [[0, 0, 1, 1]]
     assert steps.return_to_go.tolist() == [[3.5, 3.0, 2.0, 1.0]]
@@ -337,7 +383,7 @@ def test_windows_reach_the_last_step_and_only_the_best_completes():
     whole = Windows(
         length=3, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.zeros((1, 2), int)
     )
-    assert cut(store, whole, "last")[0].completion.tolist() == [[0.0] * 5 + [1.0]]
+    assert cut(store, whole, "last", LEAST)[0].completion.tolist() == [[0.0] * 5 + [1.0]]
 
 
 def test_a_context_of_k_steps_is_a_window_of_one_trajectory_from_anywhere():
