@@ -51,7 +51,7 @@ class Budget:
             yield self._batch(max(1, chain.window_batch // K), 1, K)
             return
         N = chain.trajectories
-        for n in range(1, N + 1) if chain.count != "fixed" else [N]:
+        for n in range(1, N + 1) if chain.count == "uniform" else [N]:
             yield self._batch(max(1, self.config.batch_steps // (n * T)), n, T)
             if chain.window_share:
                 longest = min(max(1, chain.window_steps // n), T)

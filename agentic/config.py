@@ -41,8 +41,7 @@ class ChainConfig:
     """How trajectories form a chain of hindsight."""
 
     trajectories: int  # N, the most trajectories in a chain
-    # n of a micro-batch, windows or not. fixed: N; uniform: n ~ U{1..N}; falling: P(n) ~ 1/n
-    count: str
+    count: str  # fixed: always N; uniform: n ~ U{1..N} for every micro-batch, windows or not
     window_share: float  # of the micro-batches: chains of windows, the others of whole trajectories
     window_steps: int  # environment steps in the longest chain of windows
     window_batch: int  # environment steps that chains of windows fill a micro-batch with
@@ -55,7 +54,7 @@ class ChainConfig:
 
     def __post_init__(self) -> None:
         at_least("chain.trajectories", self.trajectories, 1, 10**5)
-        one_of("chain.count", self.count, ("fixed", "uniform", "falling"))
+        one_of("chain.count", self.count, ("fixed", "uniform"))
         at_least("chain.window_steps", self.window_steps, 1)
         at_least("chain.window_batch", self.window_batch, 1)
         between("chain.window_share", self.window_share, 0, 1)

@@ -137,14 +137,7 @@ class ChainSampler:
     def _count(self, rng: np.random.Generator) -> int:
         """n, the trajectories of this micro-batch's chains."""
         most = self.config.trajectories
-        if self.config.count == "fixed":
-            return most
-        if self.config.count == "uniform":
-            return int(rng.integers(1, most + 1))
-        # As many micro-batches of 1 to 2 trajectories as of 16 to 32: of windows that share a
-        # budget of steps, the last, which the loss counts, is the shorter the more there are.
-        mass_N = np.cumsum(1 / np.arange(1, most + 1))
-        return int(mass_N.searchsorted(rng.random() * mass_N[-1], "right")) + 1
+        return most if self.config.count == "fixed" else int(rng.integers(1, most + 1))
 
     def _best(self, rng: np.random.Generator, task_B: np.ndarray, count: int) -> np.ndarray:
         """Ranks of the chains' best episodes (B,): from the top `best_from`, others fit below."""

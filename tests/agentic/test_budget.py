@@ -64,7 +64,7 @@ def test_nothing_fits_beside_the_process():
     assert _budget(machine=GIB // 2).longest_chain("blockwise", False) == 0
 
 
-@pytest.mark.parametrize("count", ["fixed", "uniform", "falling"])
+@pytest.mark.parametrize("count", ["fixed", "uniform"])
 @pytest.mark.parametrize(
     ("batch_steps", "window_steps", "filled"),
     [(500, 100, 60), (1, 7, 30), (90, 400, 400), (1, 100, 130)],

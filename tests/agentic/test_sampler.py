@@ -122,12 +122,7 @@ def _bests(sampler, index):
 
 @pytest.mark.parametrize("window_share", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("count", "shares"),
-    [
-        ("fixed", [0, 0, 0, 1]),
-        ("uniform", [0.25, 0.25, 0.25, 0.25]),
-        ("falling", [12 / 25, 6 / 25, 4 / 25, 3 / 25]),
-    ],
+    ("count", "shares"), [("fixed", [0, 0, 0, 1]), ("uniform", [0.25, 0.25, 0.25, 0.25])]
 )
 def test_how_often_chains_have_how_many_trajectories(count, shares, window_share):
     store = make_store([float(r) for r in range(10)])
@@ -211,9 +206,7 @@ def test_whole_windows_are_the_chain_itself(loss_on):
     chains = [
         Chain(task=int(k), episodes=tuple(map(int, e))) for k, e in zip(task, episodes, strict=True)
     ]
-    least_K = np.array(
-        [2.5, -4.0]
-    )  # the second task's returns are -2, -5 and -9
+    least_K = np.array([2.5, -4.0])  # the second task's returns are -2, -5 and -9
     steps, weight_BL = cut(store, windows, loss_on, least_K)
     expected, expected_weight_BL = assemble(store, chains, loss_on, least_K)
     for name, value in vars(expected).items():
