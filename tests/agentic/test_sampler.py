@@ -6,7 +6,7 @@ import torch
 from conftest import make_store
 
 from agentic.config import ChainConfig
-from agentic.sampler import Chain, ChainSampler, Windows, assemble, cut
+from agentic.sampler import ChainSampler, Windows, cut
 
 CONFIG = ChainConfig(
     trajectories=3,
@@ -150,29 +150,6 @@ def test_tasks_are_drawn_and_ranked_by_their_own_returns():
     assert {c.task: c.episodes for c in chains} == {0: (0, 1, 2), 1: (2, 1, 0)}
 
 
-def test_assembled_chain_by_hand():
-    store = make_store([2.0, 4.0], steps=2)  # rewards 1, 1 and 2, 2
-    steps, weight_BL = assemble(store, [Chain(task=0, episodes=(0, 1))], "last", LEAST)
-    assert steps.return_to_go.tolist() == [[4.0, 3.0, 4.0, 2.0]]
-    assert steps.reward.tolist() == [[1.0, 1.0, 2.0, 2.0]]
-    assert steps.completion.tolist() == [[0.0, 0.0, 0.0, 1.0]]
-    assert steps.timestep.tolist() == [[0, 1, 0, 1]]
-    assert steps.trajectory.tolist() == [[0, 0, 1, 1]]
-    assert steps.observation[0, :, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert weight_BL.tolist() == [[0.0, 0.0, 1.0, 1.0]]
-    assert steps.valid.all()
-
-
-def test_shorter_chains_are_padded_on_the_right():
-    store = make_store([2.0, 4.0], steps=2)
-    chains = [Chain(task=0, episodes=(1,)), Chain(task=0, episodes=(0, 1))]
-    steps, weight_BL = assemble(store, chains, "all", LEAST)
-    assert steps.valid.tolist() == [[True, True, False, False], [True] * 4]
-    assert weight_BL.tolist() == [[1.0, 1.0, 0.0, 0.0], [1.0] * 4]
-    assert not steps.observation[0, 2:].any()
-    assert torch.equal(steps.observation[0, :2], steps.observation[1, 2:])
-
-
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 0.35, 0.65), (1.0, 1, 1)])
 def test_the_share_of_windows_is_the_one_asked_for(share, low, high):
     store = make_store([float(r) for r in range(10)])
@@ -195,38 +172,6 @@ def test_windows_are_formed_like_chains_of_any_length():
         assert windows.start.min() >= 0
         assert windows.start.max() + windows.length <= 6
     assert seen >= {(1, 1), (1, 6), (2, 3), (3, 2), (3, 1)}
-
-
-@pytest.mark.parametrize("loss_on", ["last", "top", "all"])
-def test_whole_windows_are_the_chain_itself(loss_on):
-    store = make_store([2.0, 5.0, 9.0], steps=4, tasks=2)
-    episodes = np.array([[0, 2], [1, 2], [2, 0]])
-    task = np.array([0, 0, 1])
-    windows = Windows(length=4, task=task, episodes=episodes, start=np.zeros((3, 2), int))
-    chains = [
-        Chain(task=int(k), episodes=tuple(map(int, e))) for k, e in zip(task, episodes, strict=True)
-    ]
-    least_K = np.array([2.5, -4.0])  # the second task's returns are -2, -5 and -9
-    steps, weight_BL = cut(store, windows, loss_on, least_K)
-    expected, expected_weight_BL = assemble(store, chains, loss_on, least_K)
-    for name, value in vars(expected).items():
-        assert torch.allclose(getattr(steps, name), value), name
-        assert getattr(steps, name).dtype == value.dtype, name
-    assert torch.equal(weight_BL, expected_weight_BL)
-
-
-def test_a_window_is_that_part_of_the_chain():
-    store = make_store([2.0, 4.0], steps=4)
-    windows = Windows(
-        length=2, task=np.array([0]), episodes=np.array([[0, 1]]), start=np.array([[1, 2]])
-    )
-    steps, weight_BL = cut(store, windows, "last", LEAST)
-    assert steps.timestep.tolist() == [[1, 2, 2, 3]]
-    assert steps.trajectory.tolist() == [[0, 0, 1, 1]]
-    assert steps.return_to_go.tolist() == [[3.5, 3.0, 2.0, 1.0]]
-    assert steps.completion.tolist() == [[0.0, 0.0, 0.0, 1.0]]
-    assert steps.observation[0, :, 0].tolist() == [1.0, 2.0, 6.0, 7.0]
-    assert weight_BL.tolist() == [[0.0, 0.0, 1.0, 1.0]]
 
 
 def test_fixed_count_and_longest_window_hold_in_windows():
