@@ -51,15 +51,19 @@ def _in_namespace(cwd, script, *arguments):
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with an empty one, `small`, where a disk can be mounted."""
+    """A folder with an empty one, `small`, where a disk can be mounted.
+
+    Skips where no user can mount one: systems other than Linux have no `unshare`, and many
+    containers forbid it. test_keeping.py has the same failures without a disk, and runs everywhere.
+    """
     (tmp_path / "small").mkdir()
     (tmp_path / "kept").mkdir()
     try:
         done = _in_namespace(tmp_path, "mount -t tmpfs -o size=2m none small")
     except FileNotFoundError:
-        pytest.skip("a disk of 2 MB is mounted by unshare (Linux), which is not there")
-    if done.returncode:  # many containers forbid it; other full disks are in test_keeping.py
-        pytest.skip(f"this system lets no user mount a disk of 2 MB: {done.stderr.strip()}")
+        pytest.skip("no `unshare` (Linux), which mounts the disk of 2 MB")
+    if done.returncode:
+        pytest.skip(f"no user may mount a disk of 2 MB here: {done.stderr.strip()}")
     return tmp_path
 
 
